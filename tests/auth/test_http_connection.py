@@ -66,9 +66,7 @@ def post(connection: HttpConnection, url: str) -> Answer:
 
 
 def test_requests_share_one_connection(served: Served, connection: HttpConnection) -> None:
-    """Consecutive requests use one connection, so that there is no handshake before each long
-    poll.
-    """
+    """Consecutive requests share one connection, which saves a handshake before each long poll."""
     for _ in range(3):
         assert post(connection, served.url).body == b"{}"
     assert served.requests == [1, 1, 1]
@@ -103,9 +101,7 @@ def test_a_cut_before_the_request_is_sent_aborts_it(
 
 
 def test_after_an_error_a_new_connection_is_opened(served: Served) -> None:
-    """A response that is too large leaves unread bytes on its connection, so the next request
-    opens a new one.
-    """
+    """The connection of a response that is too large is not reused, as it has unread bytes."""
     small = HttpConnection(HttpClient(insecure=True), CookieJar(), 1)
     for _ in range(2):
         with pytest.raises(RemoteProtocolError):

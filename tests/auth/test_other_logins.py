@@ -70,7 +70,7 @@ def ok(result: object) -> dict:
 
 
 def test_the_session_of_the_default_org(sf):
-    """The token, instance and organisation come from one call of ``sf org display``."""
+    """The token, instance and organisation are read with one call of ``sf org display``."""
     sf(("org display", 0, ok(SHOWN)))
     session = SfCliLogin().get_session(None)
     assert (session.access_token, session.instance_url) == (TOKEN, INSTANCE)
@@ -79,8 +79,9 @@ def test_the_session_of_the_default_org(sf):
 
 
 def test_a_redacted_token_is_read_by_another_command(sf):
-    """Since May 2026 ``org display`` redacts the token, so ``org auth show-access-token`` is run
-    for the same org.
+    """Since May 2026, ``org display`` redacts the token.
+
+    ``org auth show-access-token`` then returns the token of the same org.
     """
     redacted = {**SHOWN, "accessToken": "[REDACTED] Use 'sf org auth show-access-token' to view"}
     sf(
@@ -111,9 +112,7 @@ def test_a_rejected_token_that_sf_still_returns_raises(sf):
 
 
 def test_sf_output_has_no_colours(sf, monkeypatch):
-    """FORCE_COLOR is removed from the environment of ``sf``, because colour codes would break
-    its JSON.
-    """
+    """FORCE_COLOR is not passed on to ``sf``, because colour codes would break its JSON."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     sf(("org display", 0, ok(SHOWN)))
     assert SfCliLogin().get_session(None).access_token == TOKEN
@@ -140,9 +139,7 @@ def test_a_missing_sf_program_raises(monkeypatch, tmp_path):
     ],
 )
 def test_a_failure_of_sf_is_reported_without_secrets(sf, code, output, message):
-    """The error contains the message of ``sf`` with tokens redacted, but never its raw output or
-    its stderr.
-    """
+    """The error contains the redacted message of ``sf``, but never its raw output or its stderr."""
     sf(("org display", code, output))
     with pytest.raises(AuthenticationError, match=message) as caught:
         SfCliLogin().get_session(None)

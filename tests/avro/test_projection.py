@@ -46,9 +46,7 @@ def batch_of(codec: Codec, *payloads: bytes, **more) -> EventBatch:
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_chosen_fields_have_the_values_of_a_full_decoding(name):
-    """The chosen fields and those that are always decoded have the same values and order as in
-    the whole event.
-    """
+    """Decoding some fields returns the same values, in the same order, as decoding all of them."""
     print("seed", SEED)
     rng, codec = random.Random(SEED), Codec("id", schema_text(name))
     for number in range(12):
@@ -220,9 +218,7 @@ BARE = {"name": "f", "type": "int"}
     ],
 )
 def test_an_invalid_choice_of_fields_raises(fields, says):
-    """A single string, a component of a field, or a value that isn't a string raises a
-    configuration error.
-    """
+    """Choosing a single string, a part of a field or a non-string raises a configuration error."""
     with pytest.raises(ConfigurationError, match=says):
         chosen_fields(fields)
 

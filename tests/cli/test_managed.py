@@ -37,7 +37,7 @@ def short_waits(monkeypatch):
 
 
 def lines(capsys) -> tuple[list[dict], str]:
-    """Return the JSON lines that were printed to stdout, and the text of stderr."""
+    """Return the JSON lines printed to stdout, and the text printed to stderr."""
     captured = capsys.readouterr()
     return [json.loads(line) for line in captured.out.splitlines()], captured.err
 
@@ -211,7 +211,7 @@ def test_stop_and_delete_print_their_consequences(emulator, capsys):
 
 
 def test_stop_ends_a_running_client(emulator, connect):
-    """A client that is reading gets SubscriptionStoppedError, not a network failure."""
+    """Stopping the subscription raises SubscriptionStoppedError in a client that is reading."""
 
     def read_on() -> None:
         with connect(emulator).subscribe_managed(NAME) as running:

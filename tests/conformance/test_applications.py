@@ -178,7 +178,7 @@ def test_an_abandoned_subscription_warns_and_ends(start: Start):
 def test_an_abandoned_subscription_ends_where_warnings_are_errors(start: Start):
     """A garbage-collected subscription ends even if the application turns warnings into errors.
 
-    Test suites often do so; Python can then only print the exception that `__del__` raises.
+    Test suites often do so; Python can only print an exception that `__del__` raises.
     """
     _, face = start()
     held = face.managed(NAME)
@@ -224,7 +224,7 @@ def test_a_wrong_argument_leaves_nothing_open(start: Start):
 def test_iteration_acks_an_event_when_the_next_is_requested(start: Start):
     """`events` acks an event when the next one is requested.
 
-    After a break, the event that was being handled is therefore delivered again.
+    An event that was being handled at a `break` is therefore delivered again.
     """
     target, face = start(events_per_response=4)
     target.publish(10)
@@ -353,7 +353,7 @@ def test_acks_are_stored_together(start: Start, tmp_path: Any):
 
 
 def test_the_event_loop_never_calls_the_store(start: Start, tmp_path: Any):
-    """The asyncio client calls the store in threads, since writing may block the event loop.
+    """The asyncio client calls the store in threads, as writing may block the event loop.
 
     Closing the subscription stores the last acked position.
     """
@@ -408,7 +408,7 @@ def test_objects_that_are_not_stores_are_rejected(start: Start, store: Any):
 def test_an_ack_after_close_stores_nothing(start: Start):
     """An ack after `close` does not change the stored position.
 
-    The store may be closed by then, or the next subscription may have stored a later position.
+    The store may be closed by then, or a new subscription may have stored a later position.
     """
     target, face = start(events_per_response=1)
     target.publish(2)
@@ -432,7 +432,7 @@ def test_two_stores_are_rejected(start: Start):
 
 
 def test_a_forked_child_gets_an_error(start: Start):
-    """In a forked child `drain` raises an error.
+    """Calling `drain` in a forked child raises an error.
 
     Otherwise it would wait for threads that exist only in the parent.
     """

@@ -38,7 +38,7 @@ def client(emulator):
 
 
 def error(message):
-    """Return the error text of a message that was rejected."""
+    """Return the error text of a rejected message."""
     assert message["successful"] is False
     return message["error"]
 
@@ -149,7 +149,7 @@ def test_the_path_may_end_with_the_message_type(emulator):
 
 
 def test_new_events_are_those_published_after_the_subscribe(client, emulator):
-    """A subscription without a replay id, or with -1, gets only events published after it."""
+    """A subscription with no replay id, or with -1, receives only events published after it."""
     assert client.subscribe(TOPIC)["subscription"] == TOPIC
     new = emulator.publish_streaming(TOPIC, records("a", "b"))
     assert ids(client.read(2)) == new
@@ -218,7 +218,7 @@ def test_a_filter_matches_any_of_its_conditions(client, emulator):
 
 
 def test_a_generic_event_has_a_text_payload(client, emulator):
-    """A generic event has a text payload, a creation date and a replay id, and no record."""
+    """A generic event contains a text payload, a creation date and a replay id, but no record."""
     (first,) = emulator.publish_streaming(GENERIC, [{"payload": "hello"}])
     client.subscribe(GENERIC, ALL)
     (event,) = client.read(1)

@@ -44,7 +44,7 @@ MISSING = (400, "invalid_request", "a parameter of this grant type is missing")
 
 
 def pem(key: Any) -> str:
-    """Return the public part of a key as PEM text."""
+    """Return a key's public part in PEM format."""
     return (
         key.public_key()
         .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -60,7 +60,7 @@ def key() -> Any:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: Any, key: Any) -> Any:
-    """One emulator over TLS, for the tests that leave no state behind."""
+    """An emulator over TLS, shared by the tests that do not change it."""
     directory = tmp_path_factory.mktemp("emulator")
     with EmulatorServer(directory, tls=True) as emulator:
         emulator.accounts.put_app("emulator", public_key=pem(key))
@@ -234,16 +234,17 @@ def test_refresh_without_the_client_secret(shared):
     ],
 )
 def test_assertion_claims(shared, key, changes, expected):
-    """Issuer, subject, audience and expiry of a JWT assertion are checked, and an invalid one
-    returns the matching error."""
+    """An invalid issuer, subject, audience or expiry of an assertion returns a matching error."""
     fields = {"grant_type": JWT_BEARER, "assertion": assertion(shared, key, **changes)}
     reply = form(shared, "/services/oauth2/token", fields)
     assert reply.status == 200 if expected is None else reply.error == expected
 
 
 def test_assertion_signature(shared, key):
-    """A JWT assertion is refused if it is unsigned, malformed, or signed with another key or
-    algorithm."""
+    """A JWT assertion is rejected if it is unsigned, malformed, or signed with another key.
+
+    Another algorithm is rejected as well.
+    """
     other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     good = assertion(shared, key)
     head, claims, signature = good.split(".")
@@ -266,8 +267,10 @@ def test_assertion_signature(shared, key):
 
 
 def test_assertion_ignores_clock_jumps(start, key):
-    """A JWT assertion is checked against real time, because a client does not know that the
-    emulator's clock was moved forward."""
+    """A JWT assertion is checked against real time, even if the emulator's clock was moved.
+
+    A client does not know about the emulator's clock.
+    """
     emulator, _ = start()
     emulator.accounts.put_app("emulator", public_key=pem(key))
     emulator.clock.jump(73 * 3600)
@@ -323,8 +326,10 @@ def bearer(access_token: str) -> dict[str, str]:
 
 
 def test_userinfo(emulator):
-    """GET and POST on the userinfo endpoint, and GET on the token's id URL, return the token's user
-    and the 18-character ID of the org."""
+    """The userinfo endpoint and the token's id URL return the token's user and org.
+
+    The org's ID has 18 characters.
+    """
     answer = token(emulator, "password", **USER).json
     for reply in (
         ask(emulator, "GET", USERINFO, headers=bearer(answer["access_token"])),
@@ -392,8 +397,11 @@ def test_revoking_a_token(emulator, client):
 
 
 def test_revoking_a_refresh_token(emulator):
-    """Revoking a refresh token also revokes the access tokens that were issued for it, but no
-    others; setting the same refresh token again does not restore it."""
+    """Revoking a refresh token also revokes the access tokens that were issued for it.
+
+    Other access tokens stay valid, and configuring the same refresh token again does not restore
+    it.
+    """
     made = token(emulator, "refresh_token", refresh_token=REFRESH).json["access_token"]
     other = token(emulator).json["access_token"]
     assert form(emulator, REVOKE, {"token": REFRESH}).status == 200
@@ -405,8 +413,10 @@ def test_revoking_a_refresh_token(emulator):
 
 
 def test_tokens_expire_on_the_emulator_clock(start):
-    """A token expires after `token_lifetime_s` of the emulator's clock: calls are then refused and
-    streams end, until the client signs in again."""
+    """A token expires after `token_lifetime_s` on the emulator's clock.
+
+    Calls are then rejected and streams end, until the client signs in again.
+    """
     emulator, client = start(clock=ManualClock(), settings=Settings(token_lifetime_s=900))
     given = token(emulator).json["access_token"]
     client.metadata = (("accesstoken", given), *emulator.metadata[1:])
@@ -488,8 +498,10 @@ def test_tokens_are_bounded(emulator, monkeypatch):
 
 @pytest.mark.parametrize("path", ["/services/oauth2/token", REVOKE])
 def test_token_endpoints_accept_only_valid_forms(shared, path):
-    """GET, JSON, a duplicate parameter, too many parameters, and invalid UTF-8 each return an
-    `invalid_request` error."""
+    """A token request that is not a valid form posted by HTTP returns `invalid_request`.
+
+    This includes GET, JSON, duplicate or too many parameters, and invalid UTF-8.
+    """
     assert ask(shared, "GET", path).error == (400, "invalid_request", "must use HTTP POST")
     kind = {"Content-Type": "application/json"}
     form_kind = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -538,8 +550,10 @@ def between(text: str, name: str) -> str:
 
 
 def test_soap_login(emulator):
-    """A SOAP login with a username and password, whose XML entities are decoded, returns a session;
-    a wrong password, an unsupported version and a malformed request each return a fault."""
+    """A SOAP login decodes XML entities in the username and password, and returns a session.
+
+    A wrong password, an unsupported version and a malformed request each return a fault.
+    """
     emulator.accounts.put_user("a&b@example.com", "<secret>")
     reply = soap(emulator, SOAP.format("a&amp;b@example.com", "&lt;secret&gt;"))
     assert reply.status == 200
@@ -557,8 +571,7 @@ def test_soap_login(emulator):
 
 
 def test_soap_login_xml_features(emulator):
-    """A SOAP login may use CDATA sections, namespace prefixes, comments and another encoding, as
-    clients do."""
+    """A SOAP login may use CDATA sections, namespace prefixes, comments and other encodings."""
     emulator.accounts.put_user("müller@example.com", "a<b&c")
     name, word = "<![CDATA[müller@example.com]]>", "a<![CDATA[<b]]>&#38;<!-- - -->c"
     prefixed = (
@@ -575,8 +588,10 @@ def test_soap_login_xml_features(emulator):
 
 
 def test_soap_login_result_order(emulator):
-    """The elements of a login result are at the positions where clients that read them by index
-    expect `serverUrl`, `sessionId`, `userInfo` and the org's ID."""
+    """The elements of a login result are in the order on which some clients rely.
+
+    These clients read `serverUrl`, `sessionId`, `userInfo` and the org's ID by index.
+    """
     reply = soap(emulator, SOAP.format(*USER.values()))
     ((answer,),) = [list(body) for body in ElementTree.fromstring(reply.text)]
     (result,) = answer
@@ -605,8 +620,11 @@ def test_soap_login_result_order(emulator):
     ],
 )
 def test_soap_refuses_malformed_calls(emulator, evil):
-    """A SOAP request with a document type, an undefined entity, deep nesting, or an unknown
-    encoding, namespace or call returns a client fault."""
+    """Malformed SOAP requests return a client fault.
+
+    Examples are a document type, an undefined entity, deep nesting, and an unknown encoding,
+    namespace or call.
+    """
     reply = soap(emulator, evil.replace("{}", "x"))
     assert (reply.status, between(reply.text, "faultcode")) == (500, "soapenv:Client")
 

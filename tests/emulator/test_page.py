@@ -1,5 +1,4 @@
-"""The emulator's web page without a browser: its content, the requests that it refuses, and its
-stream of live updates."""
+"""The emulator's web page without a browser: content, rejected requests and live updates."""
 
 from __future__ import annotations
 
@@ -64,8 +63,10 @@ def token(org: Any) -> str:
 
 
 def send(org: Any, path: str, headers: Any = None, **fields: str) -> tuple[int, str, str]:
-    """Post a form as the page does, and return the status, the Location header and the text of the
-    response, without following a redirect."""
+    """Post a form as the page does; return the status, the Location header and the body.
+
+    Redirects are not followed.
+    """
     fields.setdefault("form-token", token(org))
     host = urllib.parse.urlsplit(org.http_url).netloc
     connection = http.client.HTTPConnection(host, timeout=WAIT_S)
@@ -124,8 +125,10 @@ def updates(org):
 
 @pytest.mark.parametrize("path", PAGES)
 def test_page_loads_nothing_from_other_hosts(org, path):
-    """A page refers to no other host, contains no inline script or style, and has a
-    Content-Security-Policy that enforces this."""
+    """A page contains no URLs of other hosts and no inline scripts or styles.
+
+    Its Content-Security-Policy enforces this.
+    """
     reply = ask(org, "GET", path, headers=HTML)
     text = reply.text
     assert reply.status == 200
@@ -191,8 +194,10 @@ def test_dns_rebinding_is_refused(org, method, host):
     "host", ["localhost:1", "emulator:7012", "[::1]:7012", "10.0.0.7", "a.localhost"]
 )
 def test_local_host_names_are_served(org, host):
-    """The page is served under IP addresses, localhost, and names without a dot, such as those of
-    containers."""
+    """The page is served under IP addresses, localhost and host names without a dot.
+
+    The latter are those of containers.
+    """
     assert ask(org, "GET", "/", headers={"Host": host, **HTML}).status == 200
 
 
@@ -242,8 +247,7 @@ def last(org: Any, name: str) -> dict[str, Any]:
     ],
 )
 def test_publish_form_reports_invalid_input(org, fields, said):
-    """Invalid input is reported with status 400 on the same form, which keeps the input, and
-    nothing is published."""
+    """Invalid input publishes nothing; the form is returned with status 400 and keeps the input."""
     before = org.bus.tip()
     entered = {"form-topic": ORDERS, "Order_Number__c": "kept", **fields}
     status, _, text = send(org, "/ui/topic", **entered)
@@ -341,8 +345,10 @@ def test_lag_over_time():
 
 
 def test_subscription_shows_position_lag_and_plot(start):
-    """The page shows a subscription's committed position and its lag, as a number and as a plot,
-    and its form changes the state."""
+    """The page shows a subscription's committed position, its lag and a plot of the lag.
+
+    Its form changes the subscription's state.
+    """
     emulator, client = start()
     stream = client.managed()
     emulator.publish(ORDERS, [{} for _ in range(10)])
@@ -361,8 +367,7 @@ def test_subscription_shows_position_lag_and_plot(start):
 
 
 def test_every_kind_of_fault_has_a_form(org):
-    """Each kind of fault has a form that can be sent with its default values, except the kinds that
-    need a target."""
+    """Every kind of fault has a form whose default values work, unless it needs a target."""
     text = load(org, "/ui/faults")
     needing = set()
     for kind in KINDS:
@@ -403,8 +408,10 @@ def test_fault_can_be_switched_off(org):
 
 @pytest.mark.parametrize("text", ["-1", "", "nan", "inf", "soon", "1e12"])
 def test_clock_only_moves_forward(org, text):
-    """A number of seconds moves the clock forward; a value that is negative, too large or not a
-    number returns status 400."""
+    """The clock moves forward by a number of seconds.
+
+    A value that is negative, too large or not a number is rejected with status 400.
+    """
     before = org.clock.now()
     assert send(org, "/ui/clock", seconds="90")[:2] == (303, "/ui/clock?done=jumped")
     assert org.clock.now() == before + 90
@@ -413,8 +420,10 @@ def test_clock_only_moves_forward(org, text):
 
 
 def test_record_forms(org):
-    """A record can be created, updated and deleted through its forms, and the change event of an
-    update contains only the changed fields."""
+    """Records can be created, updated and deleted through forms.
+
+    The change event of an update contains only the changed fields.
+    """
     status, place, _ = send(org, "/ui/records", **{"form-object": "Account", "Name": "Burlington"})
     assert status == 303
     key = urllib.parse.parse_qs(place)["id"][0]
@@ -441,8 +450,11 @@ def form_before(org, place):
 
 
 def test_record_form_saves_only_changed_fields(org):
-    """A record's form updates only the fields that the user changed: a field that an API call
-    changed in the meantime, and line ends that browsers rewrite, stay as they are."""
+    """A record's form updates only the fields that the user changed.
+
+    Fields changed by an API call in the meantime, and line breaks rewritten by browsers, are left
+    as they are.
+    """
     user = org.accounts.holder("")
     key = org.records.create(
         "Account", {"Name": "A", "Phone": "1", "Description": "\none\ntwo", "Fax": "1\n2"}, user

@@ -1,5 +1,4 @@
-"""The standard gRPC services for health and reflection, as used by tools that do not have the proto
-file."""
+"""The standard gRPC services for health and reflection, used by tools without the proto file."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ def test_client_without_the_proto_file(emulator, channel):
 
 
 def reflect(channel: Any, version: str, *requests: Any) -> Any:
-    """Send requests to one version of the reflection service, and return its stream of
-    responses."""
+    """Send requests to one version of the reflection service; return its stream of responses."""
     return channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -82,8 +80,10 @@ def reflect(channel: Any, version: str, *requests: Any) -> Any:
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 def test_reflection_in_both_versions(channel, version):
-    """Reflection works in both versions, v1 and v1alpha, and an unknown symbol returns an error
-    response without ending the stream."""
+    """Reflection works in versions v1 and v1alpha.
+
+    An unknown symbol returns an error response without ending the stream.
+    """
     (listed, found, missing) = reflect(
         channel,
         version,
@@ -99,8 +99,7 @@ def test_reflection_in_both_versions(channel, version):
 
 
 def test_reflection_streams_are_bounded(channel):
-    """Open reflection streams are limited to 16, and unary calls still work when the limit is
-    reached."""
+    """At most 16 reflection streams can be open; at the limit, unary calls still work."""
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     gate: queue.Queue[Any] = queue.Queue()
 
@@ -127,8 +126,10 @@ def test_reflection_streams_are_bounded(channel):
 
 
 def test_emulator_without_the_optional_packages(tmp_path, monkeypatch):
-    """Without the optional packages the emulator still starts, and reports the health service as
-    UNIMPLEMENTED."""
+    """Without the optional packages, the emulator starts without a health service.
+
+    Requests to it return UNIMPLEMENTED.
+    """
     monkeypatch.setitem(sys.modules, "grpc_health", None)
     monkeypatch.setitem(sys.modules, "grpc_health.v1", None)
     with (

@@ -1,5 +1,4 @@
-"""Subscribe: the start position, requested events (credit), order, keepalives, and the end of a
-stream."""
+"""Subscribe: the start position, credit, order, keepalives, and the end of a stream."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ def orders(count, start=0):
 
 
 def test_earliest_delivers_everything_in_order(emulator, client):
-    """EARLIEST starts at the oldest event, and delivers IDs and replay IDs in the order of
-    publishing."""
+    """EARLIEST starts at the oldest event and delivers all events in the order of publication."""
     published = emulator.publish(ORDERS, orders(250))
     stream = client.subscribe()
     got = stream.events(100)
@@ -42,8 +40,10 @@ def test_latest_delivers_only_new_events(emulator, client):
 
 @pytest.mark.parametrize("length", [8, 10])
 def test_custom_starts_after_the_replay_id(emulator, client, length):
-    """CUSTOM starts after the event with the given replay ID, which may be shortened to its first
-    eight bytes."""
+    """CUSTOM starts after the event with the given replay ID.
+
+    Its first eight bytes are enough.
+    """
     published = emulator.publish(ORDERS, orders(5))
     stream = client.subscribe(replay_preset=pb.CUSTOM, replay_id=published[2].replay_id[:length])
     assert [e.replay_id for e in stream.events(2)] == [p.replay_id for p in published[3:]]
@@ -74,8 +74,7 @@ def test_first_request_is_refused(client, first, suffix):
 
 
 def test_unknown_topic_names_org_and_topic(emulator, client):
-    """The error for an unknown topic contains the topic and the org, and its trailers name the
-    RPC."""
+    """The error for an unknown topic names the topic and the org; its trailers name the RPC."""
     status, details, trailers = client.subscribe(topic_name="/event/None__e").end()
     assert status == "NOT_FOUND"
     assert "/event/None__e" in details
@@ -84,8 +83,7 @@ def test_unknown_topic_names_org_and_topic(emulator, client):
 
 
 def test_later_requests(emulator, client):
-    """The preset and replay ID of a later request are ignored; a different topic ends the
-    stream."""
+    """A later request's preset and replay ID are ignored; a different topic ends the stream."""
     emulator.publish(ORDERS, orders(3))
     stream = client.subscribe(num_requested=1)
     stream.events(1)
@@ -145,8 +143,10 @@ def test_pending_counts_down(emulator, client):
 
 
 def test_responses_are_split(start):
-    """`events_per_response` and `response_bytes` limit the size of a response; an event that
-    exceeds the limit is sent alone."""
+    """`events_per_response` and `response_bytes` limit the size of a response.
+
+    An event that exceeds the limit is sent alone.
+    """
     emulator, client = start(settings=Settings(events_per_response=4, response_bytes=1000))
     emulator.publish(ORDERS, orders(6))
     emulator.publish(ORDERS, [{"Notes__c": "x" * 2000}, {"Notes__c": "y"}])
@@ -177,8 +177,7 @@ def test_keepalive_carries_the_latest_position(start):
 
 
 def test_no_keepalive_without_credit(start):
-    """A stream that has received all requested events gets no keepalive, and is closed with OK
-    after 60 s."""
+    """A stream without credit receives no keepalive, and is closed with OK after 60 s."""
     emulator, client = start(clock=ManualClock(), settings=Settings(keepalive_s=10))
     emulator.publish(ORDERS, orders(1))
     stream = client.subscribe(num_requested=1)
@@ -190,8 +189,7 @@ def test_no_keepalive_without_credit(start):
 
 
 def test_idle_close_with_an_error(start):
-    """With `idle_close` set to "error", a stream that is closed for being idle ends with an
-    error."""
+    """With `idle_close` set to "error", an idle stream is closed with an error."""
     emulator, client = start(clock=ManualClock(), settings=Settings(idle_close="error"))
     emulator.publish(ORDERS, orders(1))
     stream = client.subscribe(num_requested=1)

@@ -1,5 +1,4 @@
-"""Tests of each situation in which `/health` fails: when it begins, the reported reason, and when
-it ends."""
+"""Tests of each situation in which `/health` fails: its beginning, reported reason and end."""
 
 from __future__ import annotations
 
@@ -205,8 +204,10 @@ def test_an_old_position_on_a_quiet_topic_is_healthy(world):
 
 
 def test_events_waiting_for_a_schema_are_reported(world):
-    """Events that wait for their schema for over a minute are a problem, reported with the
-    service's reason, until the schema is available."""
+    """Events that wait more than a minute for their schema are a problem until it is available.
+
+    The service's reason is reported.
+    """
     reason = "a schema cannot be fetched: no permission"
     world.subscription.becomes(state="waiting_for_schema", reason=reason)
     world.advance(1)
@@ -219,8 +220,10 @@ def test_events_waiting_for_a_schema_are_reported(world):
 
 
 def test_failed_source_stays_reported(world):
-    """The error of a failed source is reported on one line and does not go away; a new monitor
-    starts healthy."""
+    """The error of a failed source is reported on one line, and stays reported.
+
+    A new monitor starts out healthy.
+    """
     world.observed.failed(RuntimeError("it broke\n  in two lines"))
     world.advance(1)
     world.fails("failed", NAME, "it broke in two lines")

@@ -1,5 +1,4 @@
-"""Tests that run the example suites of docs/how-to/testing-python.md, testing-node.md and
-testing-java.md."""
+"""Tests that run the example suites of the pages testing-python, testing-node and testing-java."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def test_node_suite_from_the_page_passes(tmp_path):
 
 @pytest.mark.foreign
 def test_java_class_from_the_page_runs(tmp_path):
-    """The page's Java class runs without any library, starts an emulator and prints the result of
-    publishing."""
+    """The page's Java class needs no library, starts an emulator and publishes an event."""
     tool("javac")
     (code,) = blocks(page("testing-java"), "java")
     (tmp_path / "Emulator.java").write_text(code)

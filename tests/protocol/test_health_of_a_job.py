@@ -33,8 +33,10 @@ def test_caught_up_only_while_a_keepalive_is_the_last_message():
 
 
 def test_confirmed_events_are_counted_once():
-    """Each confirmed event counts once, however often its position is confirmed, and keepalives
-    don't count; without a ledger the count stays 0."""
+    """Each confirmed event counts once, however often its position is confirmed.
+
+    Keepalives don't count, and without a ledger the count stays 0.
+    """
     ledger = Ledger()
     intake = Intake(Appetite(Limits()), ledger, None)
     intake.take_in(Response(events=(event(1), event(2)), pending=5))

@@ -1,5 +1,4 @@
-"""Tests of the intake: each event is delivered once, positions are recorded, and memory is
-counted."""
+"""Tests of the intake: events are delivered once, positions recorded and memory counted."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ def test_keepalive_wakes_an_application_that_stores_positions() -> None:
 
 
 def test_untracked_subscription_uses_no_ledger() -> None:
-    """Without a position store, events are delivered and the last position is known, but the ledger
-    stays empty."""
+    """Without a position store, events are delivered, and the ledger stays empty."""
     intake, resume, ledger = plain(tracked=False)
 
     assert intake.take_in(keepalive(4)) == []
@@ -112,8 +110,7 @@ def test_untracked_subscription_uses_no_ledger() -> None:
 
 
 def test_unacked_events_reduce_the_room() -> None:
-    """Received events that are unread or unacked reduce the number of events to request; an ack
-    increases it again."""
+    """Events that are unread or unacked reduce the room for requests; an ack frees it again."""
     managed = Managed(Limits(max_unacked=3))
     managed.intake.take_in(events(1, 2))
     assert managed.intake.unacked == 0, "not read yet"

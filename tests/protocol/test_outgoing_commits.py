@@ -1,5 +1,4 @@
-"""Tests of the commits of whole managed subscriptions: only acked positions, and an outcome for
-each caller."""
+"""Tests of commits of managed subscriptions: only acked positions, and a result for each caller."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ def test_credit_and_commit_share_a_request() -> None:
 
 
 def test_commits_are_limited_by_a_pause() -> None:
-    """Commits are at least `commit_pause` seconds apart; then the newest acked position is sent."""
+    """Commits are at least `commit_pause` seconds apart, and commit the newest acked position."""
     script = streaming(timings=Timings(commit_pause=2.0))
     script.read(events(2, 3, 4))
     assert script.ack(2) == [], "a commit, of the keepalive, was sent just before"
@@ -84,8 +83,7 @@ def test_commits_are_limited_by_a_pause() -> None:
 
 
 def test_commit_and_drain_skip_the_pause() -> None:
-    """`commit` and `drain` commit the acked position at once, without waiting for
-    `commit_pause`."""
+    """`commit` and `drain` commit the acked position at once, regardless of `commit_pause`."""
     for ask in (lambda script: script.commit()[1], lambda script: script.drain()):
         script = streaming(timings=Timings(commit_pause=2.0))
         script.read(events(2))
@@ -116,8 +114,7 @@ def test_commit_answer_changes_neither_credit_nor_position() -> None:
 
 
 def test_events_in_a_commit_answer_are_delivered() -> None:
-    """A response with both events and a commit answer delivers the events and confirms the
-    commit."""
+    """A response can both deliver events and confirm a commit."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -129,8 +126,7 @@ def test_events_in_a_commit_answer_are_delivered() -> None:
 
 
 def test_commit_returns_the_receipt() -> None:
-    """A call of `commit` is settled with the receipt of its own position, not of an earlier one in
-    flight."""
+    """`commit` is settled with the receipt of its own position, not of an earlier one in flight."""
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -182,8 +178,7 @@ def test_first_commit_may_be_a_keepalive() -> None:
 
 
 def test_commit_without_acks_raises() -> None:
-    """Calling `commit` raises an error if there is no position to commit, rather than waiting
-    forever."""
+    """Calling `commit` without a position to commit raises an error instead of waiting forever."""
     script = Script()
     script.start()
     script.read(events(1))
@@ -202,8 +197,7 @@ def test_commit_after_close_raises() -> None:
 
 
 def test_commit_on_a_plain_subscription_raises() -> None:
-    """Calling `commit` on a plain subscription raises an error, since the service stores no
-    position for it."""
+    """Calling `commit` on a plain subscription raises an error: its position is not stored."""
     with pytest.raises(LocalProtocolError, match="plain subscription"):
         streaming(StartPosition.earliest()).commit()
 
@@ -308,7 +302,7 @@ def test_subscription_ends_if_commits_stay_unanswered() -> None:
 
 
 def test_one_answer_may_confirm_several_commits() -> None:
-    """The answer to a newer commit also settles the callers of an earlier one that timed out."""
+    """The answer to a newer commit also settles the callers of an older one that timed out."""
     script = streaming()
     script.read(events(2, 3))
     script.ack(2)
@@ -356,8 +350,7 @@ def test_idle_stream_repeats_its_last_commit() -> None:
 
 
 def test_keepalives_during_a_commit_are_merged() -> None:
-    """Of the keepalives that arrive while a commit is in flight, only the newest is committed
-    next."""
+    """After several keepalives during a commit, only the newest is committed next."""
     script = Script()
     script.start()
     (request,) = commits(script.respond(keepalive(1)))

@@ -70,7 +70,7 @@ def make(*, timeout=120.0, ordered=False, timings=TIMINGS, **limits) -> PublishP
 
 
 def proven(**limits) -> PublishProtocol:
-    """Return a publisher whose stream has answered a request, so that full requests may follow."""
+    """Return a publisher whose stream has answered a request, so that it may send full requests."""
     protocol = make(**limits)
     submit(protocol, 1)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -163,8 +163,7 @@ def test_new_stream_starts_with_one_request():
 
 
 def test_pending_events_and_bytes_are_limited():
-    """There is no room while as many events or bytes as allowed have no result yet; a result makes
-    room."""
+    """The publisher has room as long as pending events and bytes are below their limits."""
     protocol = make(max_pending_count=2)
     submit(protocol, 1)
     assert protocol.has_room
@@ -218,8 +217,10 @@ def test_events_with_the_same_id_are_settled_separately():
 
 
 def test_unanswered_request_cancels_its_stream():
-    """A stream that leaves an event without a result for 30 s is cancelled, and the event is sent
-    again on a new one."""
+    """A stream that leaves an event unanswered for 30 s is cancelled.
+
+    The event is sent again on a new stream.
+    """
     protocol = make()
     submit(protocol, 3)
     protocol.response(1, ok(event(0)), 5.0, 0.5)
@@ -230,8 +231,10 @@ def test_unanswered_request_cancels_its_stream():
 
 
 def test_timed_out_event_says_whether_it_may_be_published():
-    """The result of an event that timed out says whether it was ever sent, and is not changed by a
-    late answer."""
+    """The result of an event that timed out says whether it was sent.
+
+    A late answer does not change it.
+    """
     protocol = make(timeout=10.0)
     submit(protocol, 1)
     submit(protocol, 1, now=1.0)
@@ -271,7 +274,7 @@ def test_event_that_expired_while_waiting_is_not_sent():
 
 
 def test_rejected_event_does_not_affect_others():
-    """A rejected event gets a failed result; the others of its request succeed."""
+    """If one event of a request is rejected, only that event fails."""
     protocol = make()
     submit(protocol, 3)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -311,8 +314,7 @@ def test_events_are_reencoded_after_a_schema_change():
 
 
 def test_unordered_events_do_not_wait_for_reencoding():
-    """Unless order is required, other events are sent while one is being encoded with a new
-    schema."""
+    """While an event is being reencoded, others are sent, unless order is required."""
     protocol = make()
     submit(protocol, 2)
     out = protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -320,8 +322,7 @@ def test_unordered_events_do_not_wait_for_reencoding():
 
 
 def test_event_that_does_not_fit_the_new_schema_fails():
-    """An event that can't be encoded with the new schema fails with the encoder's error, and the
-    next is sent."""
+    """An event that can't be encoded with the new schema fails, and the next one is sent."""
     protocol = make(ordered=True)
     submit(protocol, 2)
     protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -331,8 +332,10 @@ def test_event_that_does_not_fit_the_new_schema_fails():
 
 
 def test_schema_is_fetched_again_after_a_temporary_failure():
-    """If the new schema can't be fetched for now, the event is sent again after a delay, and its
-    next rejection fetches the schema again."""
+    """If the new schema can't be fetched, the event is sent again after a delay.
+
+    If it is rejected again, the schema is fetched again.
+    """
     protocol = make()
     submit(protocol, 1)
     protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -379,8 +382,7 @@ def test_a_failed_idle_stream_does_not_close_the_publisher():
 
 
 def test_stream_ending_with_ok_is_reopened_for_pending_events():
-    """If a stream ends with status OK but without an answer, the event is sent again on a new
-    stream."""
+    """If a stream ends with OK but without an answer, the event is sent again on a new stream."""
     protocol = make()
     submit(protocol, 1)
     assert protocol.ended(1, None, 1.0, 0.0) == []
@@ -397,8 +399,10 @@ def test_expired_session_is_renewed_and_events_are_resent():
 
 
 def test_sign_in_is_retried_unless_it_fails_for_good():
-    """A temporary sign-in failure is retried after a delay; a final one fails all events and closes
-    the publisher."""
+    """A temporary sign-in failure is retried after a delay.
+
+    A permanent one fails all events and closes the publisher.
+    """
     protocol = make()
     submit(protocol, 1)
     protocol.ended(1, EXPIRED, 1.0, 0.5)

@@ -10,8 +10,7 @@ LATEST, EARLIEST = StartPosition.latest(), StartPosition.earliest()
 
 
 def test_stream_resumes_after_the_last_received_position() -> None:
-    """A plain subscription resumes after the last received position rather than at its start, so
-    that no event is repeated or skipped."""
+    """A plain subscription resumes after the last received position instead of at its start."""
     resume = Resume(NAME, LATEST, None)
     assert resume.position == LATEST
     assert resume.last is None
@@ -22,8 +21,7 @@ def test_stream_resumes_after_the_last_received_position() -> None:
 
 
 def test_drop_before_a_position_at_latest_is_one_gap() -> None:
-    """If a stream from LATEST drops before its first position, events may be missed, which is
-    reported once."""
+    """If a stream from LATEST drops before its first position, a gap is reported once."""
     resume = Resume(NAME, LATEST, None)
 
     assert resume.dropped() == Gap("unanchored", NAME)
@@ -31,8 +29,7 @@ def test_drop_before_a_position_at_latest_is_one_gap() -> None:
 
 
 def test_drop_after_a_position_reports_no_gap() -> None:
-    """A drop after a received position, or of a stream from EARLIEST, misses nothing and reports no
-    gap."""
+    """If a stream drops after a received position or starts at EARLIEST, no gap is reported."""
     anchored = Resume(NAME, LATEST, None)
     anchored.received(rid(1))
 
@@ -41,8 +38,10 @@ def test_drop_after_a_position_reports_no_gap() -> None:
 
 
 def test_rejected_position_is_a_gap_with_the_error_code() -> None:
-    """A rejected position is reported as a gap with the position, the error code and the RPC id;
-    without a fallback the subscription can't continue."""
+    """A rejected position is reported as a gap with its error code and RPC id.
+
+    Without a fallback, the subscription can't resume.
+    """
     resume = Resume(NAME, StartPosition.after(rid(7)), None)
 
     gap, go_on = resume.rejected("code", "rpc")
@@ -62,8 +61,7 @@ def test_rejected_position_resumes_at_the_fallback() -> None:
 
 
 def test_rejected_preset_has_no_fallback() -> None:
-    """A rejected LATEST or EARLIEST does not use the fallback, because such a start cannot
-    expire."""
+    """A rejected LATEST or EARLIEST does not use the fallback, as these presets cannot expire."""
     _, go_on = Resume(NAME, EARLIEST, LATEST).rejected(None, None)
 
     assert not go_on

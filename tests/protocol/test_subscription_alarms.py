@@ -24,8 +24,10 @@ EARLIEST = StartPosition.earliest()
 
 
 def test_no_deadline_before_start_and_after_close() -> None:
-    """A subscription has no deadline before its start and after its end, and a timer call then does
-    nothing."""
+    """A subscription has no deadline before it starts or after it ends.
+
+    A timer call after its end has no effect.
+    """
     script = Script()
     assert script.protocol.deadline() is None
     script.start()
@@ -57,8 +59,7 @@ def test_silent_service_is_retried_at_a_moderate_rate(start: StartPosition | Non
 
 
 def test_zero_timings_do_not_loop_forever() -> None:
-    """With the times of all alarms set to 0, draining still ends after a finite number of timer
-    calls."""
+    """Even if all timings are 0, draining ends after a finite number of timer calls."""
     times = Timings(
         keepalive=0.0,
         keepalive_margin=0.0,
@@ -87,8 +88,7 @@ def test_alarms_of_a_stream_end_with_it() -> None:
 
 
 def test_no_deadline_while_the_session_is_renewed() -> None:
-    """There is no deadline while the driver fetches a session, since the driver reports the
-    result."""
+    """There is no deadline while the driver renews the session, as it reports the result."""
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
 
@@ -96,8 +96,7 @@ def test_no_deadline_while_the_session_is_renewed() -> None:
 
 
 def test_earliest_alarm_is_the_deadline() -> None:
-    """The deadline is first the 30 s for a commit's answer, and after the answer the 300 s for any
-    message."""
+    """The deadline is a commit's timeout of 30 s, and after its answer 300 s for any message."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -108,8 +107,7 @@ def test_earliest_alarm_is_the_deadline() -> None:
 
 
 def test_connection_timeout_precedes_reopening() -> None:
-    """If both the connection timeout and the reopening are due, the subscription ends without
-    another attempt."""
+    """If the connection timeout and the reopening are both due, the subscription ends."""
     script = streaming(EARLIEST, connection_timeout=1.0)
     script.end(failure(), jitter=0.999)
     script.now += 60.0

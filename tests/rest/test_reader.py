@@ -1,6 +1,4 @@
-"""Tests of describes, queries, reads by id, permissions and limits, read from the emulator over
-REST.
-"""
+"""Tests of reading describes, queries, records, permissions and limits over REST."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ from .support import QUICK, Sessions, reader_of
 
 
 def test_an_object_is_described_with_its_fields(reader):
-    """A describe reports an object's properties, and each field's type, length, scale, compound
-    field and reference targets, from which table columns are made.
-    """
+    """A describe returns what table columns are made of: an object's properties and its fields."""
     account = reader.describe("Account")
     assert (account.name, account.label, account.key_prefix) == ("Account", "Account", "001")
     assert (account.custom, account.queryable, account.retrieveable) == (False, True, True)
@@ -75,8 +71,9 @@ def test_describe_of_an_unknown_object_raises(reader):
 
 
 def test_query_returns_every_row_once_page_by_page(reader):
-    """The pages have the requested size and the query's total, and contain every row once, without
-    the `attributes` member. An invalid page size or query raises an error.
+    """A query returns every row once, in pages of the requested size, with the total of the query.
+
+    Rows do not contain `attributes`. An invalid page size or query raises an error.
     """
     pages = list(
         reader.query("SELECT Id, Name FROM Order__c ORDER BY Id LIMIT 1001", batch_size=500)

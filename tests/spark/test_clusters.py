@@ -103,7 +103,7 @@ def test_the_job_runs_in_local_mode(world):
 
 @pytest.mark.slow
 def test_the_job_runs_on_a_standalone_cluster_with_two_workers(world):
-    """Master and workers are separate processes; executors need no grpc and get no settings."""
+    """Executors in separate worker processes need neither grpc nor settings."""
     _, directory = world
     with ExitStack() as stack:
         port = free_port()
@@ -127,7 +127,7 @@ def test_the_job_runs_on_a_standalone_cluster_with_two_workers(world):
 
 @pytest.mark.slow
 def test_spark_connect_runs_the_source_and_rejects_the_writers(world):
-    """The source runs in the server; writers need a local driver, so they raise an error."""
+    """The source runs on the Spark Connect server; writers need a local driver, so they fail."""
     for package in ("grpc_status", "zstandard", "google.rpc"):
         pytest.importorskip(package, reason="pyspark[connect] needs it")
     _, directory = world

@@ -1,6 +1,4 @@
-"""Tests of the sidecar tables of a raw table: durable, unchanged when an entry is written again,
-and readable by Spark.
-"""
+"""Tests of the sidecar tables: durable, idempotent, and readable by Spark."""
 
 from __future__ import annotations
 
@@ -75,8 +73,9 @@ def lines(directory: Path) -> list[dict]:
 
 @pytest.mark.parametrize("place", ["local", "viewfs"])
 def test_spark_reads_all_sidecars(spark, lake: Path, tmp_path: Path, clock: Clock, place: str):
-    """Spark reads the sidecars as tables, before and after the first entry, in a local directory
-    and on another file system.
+    """Spark can read every sidecar as a table, whether it is empty or not.
+
+    This holds for a local directory and for another file system.
     """
     name = f"sidecars-{tmp_path.name}"
     here = tmp_path / "orders [1] {a}"  # these characters must not act as a pattern
@@ -210,9 +209,7 @@ def test_commits_are_batched_into_few_files_and_writes(local, clock, tmp_path: P
 
 
 def test_close_writes_the_last_commits(local, tmp_path: Path):
-    """Closing the sidecars writes the collected commits without waiting, all with the id of this
-    run.
-    """
+    """Closing the sidecars writes the collected commits at once, with the id of this run."""
     for number in range(3):
         local.keep_commit(commit(1, first=number))
     local.close()

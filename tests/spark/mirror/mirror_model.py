@@ -1,4 +1,4 @@
-"""A hypothesis state machine that tests the mirror's rules in the worst conditions."""
+"""A Hypothesis state machine that tests the rules of the mirror under the worst conditions."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ class MirrorMachine(RuleBasedStateMachine):
     # The org.
 
     def pick(self, which: int, *, in_bin: bool = False) -> str | None:
-        """Return the id of an existing record, or of one in the Recycle Bin, chosen by *which*;
-        None if there is none.
+        """Return the id of an existing record, chosen by *which*, or None if there is none.
+
+        If *in_bin* is True, choose among the records in the Recycle Bin.
         """
         ids = sorted(self.org.ids(in_bin))
         return ids[which % len(ids)] if ids else None

@@ -1,6 +1,4 @@
-"""Tests of the mailbox for signals to a running mirror: durable, in order, and each processed at
-least once.
-"""
+"""Tests of the mailbox: signals are durable, ordered, and processed at least once."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ def mailbox(directory: Path) -> Mailbox:
 
 
 def test_signals_wait_in_order_until_they_are_done(tmp_path: Path):
-    """Signals can be read later, unchanged and in the order in which they were put, until they are
-    marked as done.
-    """
+    """Signals stay readable, unchanged and in the order they were put, until marked as done."""
     given = [
         Signal("reread", "Account", "Name LIKE 'A%'"), Signal("pause"), Signal("add", "Order__c"),
         Signal("resume"),
@@ -43,7 +39,7 @@ def test_signals_wait_in_order_until_they_are_done(tmp_path: Path):
 
 
 def test_generated_signal_ids_are_unique_and_in_order():
-    """Signals that are created without an id get unique ids, which sort by time."""
+    """Signals created without an id receive unique ids that sort by time."""
     made = [Signal("pause").id for _ in range(1000)]
     assert [name.partition("-")[0] for name in made] == sorted(
         name.partition("-")[0] for name in made
@@ -121,9 +117,7 @@ def test_signals_created_in_one_moment_stay_in_order(tmp_path: Path):
 
 
 def test_mailbox_on_a_hadoop_file_system(spark: SparkSession, lake: Path):
-    """A mailbox on a file system that is accessed through Spark, such as an object store, works as
-    in a local directory.
-    """
+    """A mailbox on a file system accessed through Spark works like one in a local directory."""
     box = Mailbox(spark, Place.parse("viewfs://lake/tables/mirrored", TABLE_FORMAT))
     first, second = Signal("reread", "Account", "Name = 'x'"), Signal("pause")
     assert box.waiting() == []
@@ -137,9 +131,7 @@ def test_mailbox_on_a_hadoop_file_system(spark: SparkSession, lake: Path):
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the complete lines of a file; the process that writes it may be killed in the middle
-    of a line.
-    """
+    """Return the complete lines of a file, whose writer may have been killed within a line."""
     text = path.read_text() if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 

@@ -56,7 +56,10 @@ def test_a_file_or_broken_link_is_rejected_as_destination(tmp_path: Path):
 
 
 def test_a_directory_without_permission_is_refused(tmp_path: Path, monkeypatch):
-    """The error names the directory. (Root may write anywhere, so the access check is replaced.)"""
+    """The error names the directory.
+
+    Root may write anywhere, so the access check is replaced.
+    """
     monkeypatch.setattr(ownership.os, "access", lambda path, mode: False)
     with pytest.raises(ConfigurationError, match="is not writable"):
         check_destination(tmp_path, TOPIC)

@@ -66,8 +66,10 @@ def check_upgraded(spark: SparkSession, table: Path, format_: str) -> None:
 def test_a_parquet_upgrade_survives_a_kill_at_any_rename(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """After a kill at any rename, writers are rejected until the upgrade is run again, and then
-    every row is there."""
+    """After a kill at any rename, the upgrade can be repeated without losing a row.
+
+    Until then, writers are rejected.
+    """
     rename = os.rename
     for step in count(1):
         table = tmp_path / str(step) / "orders"

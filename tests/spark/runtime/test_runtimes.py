@@ -1,4 +1,4 @@
-"""Each table format gets its jars and settings, or an error says what is missing."""
+"""Tests that each table format has its jars and settings, or an error says what is missing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_format_without_jars_for_this_pyspark_raises_an_error(format_: str, ve
 
 @pytest.mark.parametrize("broken", [None, "missing", "cut off"])
 def test_cached_jars_are_not_downloaded_again(tmp_path: Path, monkeypatch, broken):
-    """They are used if all are there and intact; otherwise Spark is told to download them."""
+    """Cached jars are used if all of them are there and intact; otherwise Spark downloads them."""
     monkeypatch.setattr(runtimes, "runtime_for", lambda _format: RUNTIMES[0])
     (tmp_path / "jars").mkdir()
     for module in RUNTIMES[0].modules:

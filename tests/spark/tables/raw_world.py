@@ -92,12 +92,12 @@ class Raw:
             self.store.put(name, schema_text(name))
 
     def tables(self, **more: Any) -> EventTables:
-        """Return the tables, which the caller must open as a context manager."""
+        """Return the tables; the caller must open them as a context manager."""
         more = {"format": self.to_format, **more}
         return EventTables(self.spark, self.path, self.typed, **more)
 
     def make(self, **more: Any) -> StepReport:
-        """Process all raw rows like a new process; return the sum of the step reports."""
+        """Process all raw rows as a new process would; return the sum of the step reports."""
         with self.tables(**more) as tables:
             return sum(tables.run(), StepReport())
 
