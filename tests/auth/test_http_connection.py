@@ -110,7 +110,7 @@ def test_after_an_error_a_new_connection_is_opened(served: Served) -> None:
 
 
 def test_a_token_is_not_sent_in_plaintext_to_another_machine() -> None:
-    """A request to an ``http`` URL of another machine is rejected as a configuration error."""
+    """A token in a request to an ``http`` URL of another machine raises a configuration error."""
     connection = HttpConnection(HttpClient(), CookieJar(), 1024)
     with pytest.raises(ConfigurationError, match="plaintext"):
         post(connection, "http://example.com")

@@ -119,7 +119,7 @@ def test_sf_output_has_no_colours(sf, monkeypatch):
 
 
 def test_a_missing_sf_program_raises(monkeypatch, tmp_path):
-    """Without ``sf`` on the PATH, the error says to install the Salesforce CLI."""
+    """If ``sf`` is not on the PATH, the error says to install the Salesforce CLI."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="install the Salesforce CLI"):
         SfCliLogin().get_session(None)
@@ -173,7 +173,7 @@ def test_sf_signed_in_to_another_org_raises(sf):
 
 
 def test_an_sf_that_hangs_times_out(tmp_path, monkeypatch):
-    """If ``sf`` doesn't finish within its time limit, an error with this limit is raised."""
+    """If ``sf`` exceeds its time limit, the error states the limit."""
     program = tmp_path / "sf"
     program.write_text(f"#!{sys.executable}\nimport signal\nsignal.pause()\n")
     program.chmod(0o755)
@@ -233,7 +233,7 @@ def test_the_session_of_a_salesforce_object(org):
 def test_a_salesforce_object_is_renewed_in_place(org):
     """The object is renewed only if its session is the rejected one.
 
-    Otherwise its current session is returned.
+    Otherwise, its current session is returned.
     """
     salesforce = Salesforce("00D000000000001!second")
     login = login_with(salesforce, org)
@@ -272,7 +272,7 @@ def test_a_salesforce_object_without_a_refresh_method(org):
 
 
 def test_an_object_that_is_not_a_salesforce_raises():
-    """The login is rejected when it is created, and the error names the missing attribute."""
+    """The login cannot be created, and the error names the missing attribute."""
     with pytest.raises(ConfigurationError, match="session_id"):
         SimpleSalesforceLogin(object())
 

@@ -31,7 +31,7 @@ def decoded_part(value: dict, codec: Codec) -> dict:
 
 
 def batch_of(codec: Codec, *payloads: bytes, **more) -> EventBatch:
-    """Return a received batch of events with these payloads."""
+    """Return a batch of received events with these payloads."""
     return EventBatch(
         subscription="/data/Any",
         topic="/data/Any",

@@ -44,7 +44,7 @@ def test_install_writes_where_the_shell_looks(shell, place, home, monkeypatch, c
 
 
 def test_bash_completes_with_the_installed_script(home, capsys):
-    """A real bash that has loaded the script completes the beginning of a command."""
+    """A real bash that has sourced the script completes a partial command."""
     assert run(["completion", "install", "--shell", "bash"]) == 0
     path = capsys.readouterr().out.strip()
     asked = (

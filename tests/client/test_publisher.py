@@ -222,7 +222,7 @@ def test_added_field_can_be_set_at_once(face, run_emulator, connect):
 
 
 def change_schema(emulator) -> None:
-    """Add the field New__c to the schema of the topic."""
+    """Add the field New__c to the topic's schema."""
     schema = json.loads(emulator.bus.schema(emulator.bus.topic(TOPIC).schema_id).text)
     schema["fields"].append({"name": "New__c", "type": ["null", "string"], "default": None})
     emulator.change_schema(TOPIC, json.dumps(schema))
@@ -259,7 +259,7 @@ def test_invalid_event_is_not_sent(face, value, options, says, run_emulator):
 
 @FACES
 def test_send_waits_while_too_many_events_have_no_result(face, run_emulator):
-    """With a limit of five pending events, the sixth waits until the service has answered."""
+    """With a limit of five pending events, sending a sixth waits until the service answers."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
 
@@ -372,7 +372,7 @@ def test_an_exception_in_the_block_closes_without_waiting(face, run_emulator):
 
 @FACES
 def test_idle_stream_is_closed_by_the_client_and_reopened(face, run_emulator, connect):
-    """The client closes an idle stream before the service would; the next event opens another."""
+    """The client closes an idle stream before the service would; the next event opens a new one."""
     emulator = run_emulator(settings=Settings(publish_stream_idle_s=PATIENCE / 2))
     timings = Timings(publish_idle=0.05, backoff_initial=0.02)
 
@@ -395,7 +395,7 @@ def is_reading(topic: str) -> bool:
 
 
 def test_publish_call_resends_unanswered_events(run_emulator, connect):
-    """Unanswered events are sent again under their id, and results keep the order of the events."""
+    """Unanswered events are sent again under their ids; results keep the order of the events."""
     emulator = run_emulator()
     emulator.faults.add(Fault("lose_answer", rpc="Publish"))
     emulator.faults.add(Fault("refuse_event", rpc="Publish"))

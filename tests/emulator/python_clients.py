@@ -76,7 +76,7 @@ def with_simple_salesforce() -> dict[str, Any]:
 
 
 def with_pysfpubsub() -> dict[str, Any]:
-    """Publish an event, and receive two, with pysfpubsub."""
+    """Publish one event and receive two with pysfpubsub."""
     client = pysfpubsub.Client(**USER, **PLACE)
     client.auth()
     topic = client.get_topic(TOPIC)

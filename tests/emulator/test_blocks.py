@@ -42,12 +42,12 @@ class Org:
         self.bus.append(name, [Draft(b"x" * size, schema_id) for _ in range(count)])
 
     def blocks(self) -> int:
-        """Return how many blocks are stored."""
+        """Return the number of stored blocks."""
         with closing(sqlite3.connect(self.emulator.data_dir / "blocks.sqlite3")) as database:
             return int(database.execute("SELECT count(*) FROM blocks").fetchone()[0])
 
     def delete_events(self) -> None:
-        """Delete all events of the log, but not their blocks, and forget cached pages."""
+        """Delete all events from the log but keep their blocks, and clear the page cache."""
         self.emulator._store.run("DELETE FROM events")
         self.pages = Pages(self.bus, self.emulator.settings)
 
@@ -214,9 +214,9 @@ def test_stale_blocks_after_a_kill_are_ignored(open_org):
 
 
 def test_large_events_have_no_blocks(open_org):
-    """Large events have no blocks, which would double their size on disk.
+    """Large events are not stored in blocks, which would double their size on disk.
 
-    Events after them have blocks again.
+    Smaller events that follow are.
     """
     org = open_org()
     org.publish(ORDERS, 100, module._LARGEST_BYTES // 100)
@@ -228,7 +228,7 @@ def test_large_events_have_no_blocks(open_org):
 
 @pytest.mark.parametrize("happened", ["aged out", "reset", "moved"])
 def test_events_after_a_loss_have_blocks(open_org, happened):
-    """After events were lost by age, reset or move, later events have blocks."""
+    """After events are lost to expiry, a reset or a move, later events are stored in blocks."""
     org = open_org()
     org.publish(ORDERS, 100)
     LOSSES[happened](org)

@@ -1,4 +1,4 @@
-"""Tests of the emulator's Streaming API: sessions, delivery, replay, records and refusals."""
+"""Tests of the emulator's Streaming API: sessions, delivery, replay, records and rejections."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_held_connect_returns_when_an_event_is_published(start):
 
 
 def test_a_session_expires_without_a_connect(start):
-    """A session expires 40 s after the last response. Then its client id is unknown."""
+    """A session expires 40 s after the last response; its client id is then unknown."""
     clock = ManualClock()
     emulator, _ = start(clock=clock)
     client = Bayeux(emulator).ready()
@@ -209,7 +209,7 @@ def test_events_age_out(start, channel, hours):
 def test_a_filter_matches_any_of_its_conditions(client, emulator):
     """A filter on a PushTopic channel delivers events that match any of its conditions.
 
-    A field that the topic's query lacks is rejected.
+    Filtering by a field that the topic's query lacks is rejected.
     """
     client.subscribe(f"{TOPIC}?Name='a'&Name='c'")
     emulator.publish_streaming(TOPIC, records(*"abcd"))
@@ -256,7 +256,7 @@ def test_pushtopics_are_not_topics_of_the_pubsub_api(client, emulator):
 
 
 def test_channels_and_events_survive_a_restart(tmp_path):
-    """Channels and events survive a restart, and sessions do not."""
+    """Channels and events survive a restart, but sessions do not."""
     with EmulatorServer(tmp_path) as emulator:
         found = emulator.publish_streaming(TOPIC, records("a", "b"))
         client = Bayeux(emulator).ready()
@@ -307,9 +307,9 @@ def test_a_response_has_a_limited_number_of_events(start):
 
 @pytest.mark.parametrize("habit", ["newest", "refuse"])
 def test_retired_versions_are_accepted_or_rejected(start, habit):
-    """Retired API versions are accepted or rejected, as the setting says.
+    """A setting determines whether retired API versions are accepted.
 
-    Versions that never existed are rejected.
+    Versions that never existed are always rejected.
     """
     emulator, _ = start(settings=Settings(streaming_old_versions=habit))
     reply = Bayeux(emulator, version="36.0").handshake()
@@ -356,7 +356,7 @@ def test_refusals_have_the_documented_texts(client, emulator):
 
 
 def test_a_large_request_is_rejected(client):
-    """A request of 32,768 bytes is rejected as a whole, and one of 32,767 bytes is accepted."""
+    """A request of 32,768 bytes is rejected; one of 32,767 bytes is accepted."""
     message = {"channel": "/meta/subscribe", "clientId": client.client_id, "subscription": TOPIC}
     size = len(f"[{json.dumps({**message, 'x': ''})}]")
     status, (reply,) = client.post({**message, "x": "x" * (32_767 - size)})

@@ -1,4 +1,4 @@
-"""Signing in: each OAuth flow and SOAP, what they return, and how invalid requests are refused."""
+"""Tests of the OAuth flows and SOAP sign-in: what they return, and which requests are rejected."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_credentials_in_a_basic_header(shared):
     ],
 )
 def test_refused_sign_ins(shared, grant_type, fields, expected):
-    """Each refused sign-in returns the error code and description that the real service uses."""
+    """Each rejected sign-in returns the same error code and description as the real service."""
     if expected == "expired":
         expected = (400, INVALID_GRANT, "expired access/refresh token")
     assert token(shared, grant_type, **fields).error == expected
@@ -311,8 +311,7 @@ def test_refresh_token_rotation(start):
 
 
 def test_concurrent_refresh_token_rotation(start):
-    """If eight requests use the same rotating refresh token at the same time, exactly one
-    succeeds."""
+    """If eight requests use the same rotating refresh token at once, exactly one succeeds."""
     emulator, _ = start(settings=Settings(rotate_refresh_tokens=True))
     with ThreadPoolExecutor(8) as pool:
         replies = pool.map(

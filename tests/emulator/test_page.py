@@ -42,7 +42,7 @@ PAGES = [
 
 @pytest.fixture(scope="module")
 def org(tmp_path_factory):
-    """One emulator for all tests of the module, with an event that contains HTML."""
+    """An emulator with an event that contains HTML, shared by all tests of the module."""
     with EmulatorServer(tmp_path_factory.mktemp("data"), clock=ManualClock()) as emulator:
         emulator.publish(ORDERS, [{"City__c": NASTY}])
         yield emulator
@@ -56,7 +56,7 @@ def load(org: Any, path: str) -> str:
 
 
 def token(org: Any) -> str:
-    """Return the token that the page's forms contain against forgery."""
+    """Return the anti-forgery token of the page's forms."""
     found = re.search(r'name="form-token" value="([^"]+)"', load(org, "/ui/clock"))
     assert found
     return found[1]
@@ -143,7 +143,7 @@ def test_page_loads_nothing_from_other_hosts(org, path):
 
 
 def test_input_is_escaped(org, updates):
-    """The values of an event, the name of a topic, and the input of a form are always escaped."""
+    """Event values, topic names and form input are always escaped."""
     assert "<script>alert" not in load(org, TOPIC)
     assert html.escape(NASTY) in load(org, TOPIC)
     assert (

@@ -25,14 +25,14 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: Any) -> Any:
-    """One emulator for all tests of this module."""
+    """An emulator shared by all tests of the module."""
     with EmulatorServer(tmp_path_factory.mktemp("emulator")) as emulator:
         yield emulator
 
 
 @pytest.fixture
 def channel(emulator: EmulatorServer) -> Any:
-    """A channel without credentials, because neither service requires any."""
+    """A channel without credentials, which neither service requires."""
     with grpc.insecure_channel(emulator.grpc_target) as channel:
         yield channel
 

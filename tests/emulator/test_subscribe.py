@@ -69,7 +69,7 @@ def test_custom_starts_after_the_replay_id(emulator, client, length):
     ],
 )
 def test_first_request_is_refused(client, first, suffix):
-    """A first request that breaks a rule ends the stream with the error code of that rule."""
+    """A first request that violates a rule ends the stream with that rule's error code."""
     assert client.subscribe(**first).refusal() == suffix
 
 
@@ -106,7 +106,7 @@ def test_later_request_for_no_events(emulator, client):
 
 @pytest.mark.parametrize(("requests", "pending"), [((10, 15), 25), ((60, 1000, 30), 100)])
 def test_credit_adds_up_and_is_clamped_at_100(start, requests, pending):
-    """Requested events add up until 100 are outstanding; a request for more is not an error."""
+    """Requested events add up to at most 100 outstanding ones; requesting more is not an error."""
     _, client = start(settings=Settings(keepalive_s=0.02))
     stream = client.subscribe(num_requested=requests[0])
     for number in requests[1:]:
@@ -219,7 +219,7 @@ def test_keepalive_position_outlives_retention(start):
 
 
 def test_half_close_ends_with_ok(client):
-    """After a half-close by the client, the stream ends with OK."""
+    """After the client half-closes, the stream ends with OK."""
     stream = client.subscribe()
     stream.half_close()
     assert stream.end()[0] == "OK"
@@ -257,7 +257,7 @@ def test_change_events_without_ids(start):
 
 
 def test_many_streams_at_once(emulator, client):
-    """64 open streams each receive every event that is published."""
+    """Each of 64 open streams receives every published event."""
     streams = [client.subscribe(replay_preset=pb.LATEST) for _ in range(64)]
     until(lambda: emulator.bus.bells.count(ORDERS) == 64)
     emulator.publish(ORDERS, orders(5))

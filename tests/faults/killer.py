@@ -58,7 +58,7 @@ class RunError(Exception):
 
 @dataclass(frozen=True)
 class Kill:
-    """A SIGKILL that was sent."""
+    """Records one SIGKILL."""
 
     moment: str
     """What triggered it: ``staging``, ``batch``, ``commit``, ``delivery`` or ``random``."""
@@ -124,7 +124,7 @@ class Emulator:
         return int(counts[name])
 
     def environment(self) -> dict[str, str]:
-        """Return environment variables that make a client use this emulator."""
+        """Return environment variables that point a client at this emulator."""
         return {
             "SFPUBSUB_ENDPOINT": self.ready["grpc"],
             "SFPUBSUB_INSECURE": "1",
@@ -165,7 +165,7 @@ class Publisher(threading.Thread):
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Wait until the goal is reached, and end the thread."""
+        """Wait until the goal is reached, then stop the thread."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
@@ -292,7 +292,7 @@ def _progress_marks(moment: str, table: Path, emulator: Emulator) -> Callable[[]
 
 
 def _wait_for_progress(ingest: Ingest, marks: Callable[[], set[str]], steps: int) -> None:
-    """Wait until *steps* new marks have been seen."""
+    """Wait for *steps* new marks."""
     before = marks()
     seen: set[str] = set()
     deadline = time.monotonic() + DEADLINE

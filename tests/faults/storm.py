@@ -180,7 +180,7 @@ def run(
 
 
 def fault_of(blow: str, rng: random.Random) -> Fault:
-    """Return the fault of the emulator for a key of `FAULTS`."""
+    """Return the emulator's fault for a key of `FAULTS`."""
     given = FAULTS[blow]
     if blow in CHANGE_FAULTS:
         given = {**given, "target": f"/data/{event_of(rng.choice(OBJECTS))}"}
@@ -258,7 +258,7 @@ class _Mirror:
         self._start(*DURING_THE_STORM)
 
     def finish(self) -> None:
-        """Run the mirror until it has caught up, refreshed formulas and swept, and exits with 0."""
+        """Run the mirror until it has caught up, refreshed formulas, swept and exited with 0."""
         self.kill_if_running()
         self._start(*LAST_RUN)
         try:

@@ -1,4 +1,4 @@
-"""The guarantee of publishing: whatever is killed, every event reaches the bus under its own ID."""
+"""Tests that, whatever is killed, every event is published at least once, under its own ID."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import publish_killer
 
 
 def printed_seed() -> int:
-    """Return a random seed, and print it, so that pytest shows it if the test fails."""
+    """Return a random seed and print it, so that pytest shows it on failure."""
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")  # shown with a failure
     return seed

@@ -132,7 +132,7 @@ def test_addresses_and_localhost_are_served(served, host):
 def test_markup_in_names_is_escaped_on_the_page(served):
     """Markup in a topic name or log message is displayed as plain text."""
 
-    class Seen(html.parser.HTMLParser):
+    class PageContent(html.parser.HTMLParser):
         """Collects the tags and the text of an HTML page."""
 
         def __init__(self):
@@ -145,7 +145,7 @@ def test_markup_in_names_is_escaped_on_the_page(served):
         def handle_data(self, data):
             self.text += data
 
-    seen = Seen()
+    seen = PageContent()
     seen.feed(get(served[1], "/")[1])
     assert "script" not in seen.tags
     assert seen.tags >= {"svg", "table", "dl"}
@@ -168,7 +168,7 @@ def test_a_port_in_use_raises_an_error_with_advice():
 
 
 def test_server_can_listen_on_ipv6():
-    """The server listens on an IPv6 address, and its URL has the address in brackets."""
+    """The server listens on an IPv6 address; its URL contains the address in brackets."""
     try:
         with serve(Monitor("test"), "::1") as url:
             assert url.startswith("http://[::1]:")
@@ -221,7 +221,7 @@ def test_plot_breaks_its_line_at_gaps_and_keeps_peaks():
 def test_plot_spans_the_time_of_the_run_within_limits():
     """A plot spans 15 minutes to 6 hours, depending on how long the program has run.
 
-    It has 3 to 7 time labels, and points at the usual interval form a single line.
+    It has 3 to 7 time labels and draws regular points as a single line.
     """
     for ran, shown in ((60.0, 900.0), (2 * HOUR, 2 * HOUR), (9 * HOUR, KEPT)):
         window = Window.of(NOW, NOW + ran)

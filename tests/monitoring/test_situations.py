@@ -61,7 +61,7 @@ def world():
 
 
 def batch_of(created: float):
-    """Return a batch of one event that was created at *created*, in seconds since 1970 UTC."""
+    """Return a batch with one event created at *created*, in seconds since 1970 UTC."""
     from sfpubsub.avro.codec import Codec
     from sfpubsub.client.batch import EventBatch
 
@@ -143,9 +143,9 @@ def test_quiet_channel_of_the_streaming_api_is_healthy():
 
 
 def test_long_write_is_stuck_until_it_ends(world):
-    """A write is stuck if it takes longer than 600 s.
+    """A write that takes longer than 600 s is stuck.
 
-    The loop that waits for it is not reported as well.
+    The loop that waits for it is not reported.
     """
     under_way: list[float | None] = [600.0]
     world.monitor.follow_step("write", lambda: under_way[0], of="orders")

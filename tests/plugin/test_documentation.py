@@ -26,7 +26,7 @@ def tool(name: str) -> str:
 
 
 def run(directory: Path, *command: str) -> str:
-    """Run a command with this project's `sfpubsub` on PATH; return its stdout. It must succeed."""
+    """Run a command with this project's `sfpubsub` on PATH; it must succeed. Return its stdout."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         command,
@@ -42,7 +42,7 @@ def run(directory: Path, *command: str) -> str:
 
 
 def test_python_suite_from_the_page_passes(pytester):
-    """All tests of the page's Python suite pass, without a warning."""
+    """All tests of the page's Python suite pass without warnings."""
     (code,) = blocks(page("testing-python"), "python")
     pytester.makepyfile(test_page=code)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error")
@@ -51,7 +51,7 @@ def test_python_suite_from_the_page_passes(pytester):
 
 @pytest.mark.foreign
 def test_node_suite_from_the_page_passes(tmp_path):
-    """The page's Node.js suite, which uses an emulator through the page's helper, passes."""
+    """The page's Node.js suite passes with an emulator started by the page's helper."""
     node = tool("node")
     helper, suite = blocks(page("testing-node"), "js")
     (tmp_path / "emulator.mjs").write_text(helper)

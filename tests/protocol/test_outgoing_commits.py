@@ -47,7 +47,7 @@ def test_ack_commits_the_acked_prefix() -> None:
 
 
 def test_batch_is_acked_and_committed_with_the_next_read() -> None:
-    """Taking the next batch acks the previous one, and commits it in the same call."""
+    """Taking the next batch acks the previous one and commits it in the same call."""
     script = streaming()
     script.read(events(2, 3))
     script.respond(events(4))
@@ -317,7 +317,7 @@ def test_one_answer_may_confirm_several_commits() -> None:
 
 
 def test_late_commit_answer_counts() -> None:
-    """A success that arrives after the timeout still settles the caller of that commit."""
+    """A success that arrives after the timeout still settles the caller."""
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -379,7 +379,7 @@ def test_commit_call_survives_a_reconnect() -> None:
 
 
 def test_fatal_error_fails_waiting_commit_calls() -> None:
-    """A failure that closes the subscription settles a waiting `commit` with the same error."""
+    """A failure that closes the subscription also settles a waiting `commit`."""
     script = streaming()
     script.read(events(2))
     script.ack(2)

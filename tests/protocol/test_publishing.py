@@ -117,7 +117,7 @@ def test_events_are_batched_while_a_request_is_in_flight():
 
 
 def test_events_submitted_together_share_a_request():
-    """The events of one call of `submit` are sent in one request."""
+    """Events submitted in one call of `submit` are sent in one request."""
     protocol = make()
     tickets, out = protocol.submit([event(0), event(1)], 0.0)
     assert tickets == [1, 2]
@@ -141,7 +141,7 @@ def test_requests_stay_within_the_limits_of_the_service():
 
 
 def test_number_of_requests_in_flight_is_limited():
-    """Up to four full requests are in flight, or only one if events must stay in order."""
+    """Up to four full requests are in flight, or one if events must stay in order."""
     for ordered, expected in ((False, 4), (True, 1)):
         protocol = proven(ordered=ordered, max_pending_count=10_000)
         sent = submit(protocol, 3000)
@@ -263,7 +263,7 @@ def test_event_that_expired_in_flight_is_not_resent():
 
 
 def test_event_that_expired_while_waiting_is_not_sent():
-    """An event that timed out before it could be resent is left out of the next request."""
+    """An event that times out before it can be sent again is left out of the next request."""
     protocol = make(timeout=10.0)
     submit(protocol, 1)
     protocol.ended(1, DOWN, 9.0, 0.9)
@@ -346,7 +346,7 @@ def test_schema_is_fetched_again_after_a_temporary_failure():
 
 
 def test_event_that_expired_during_reencoding_stays_settled():
-    """An event that timed out while it was being encoded is not sent."""
+    """An event that timed out while it was being reencoded is not sent."""
     protocol = make(timeout=5.0)
     submit(protocol, 1)
     protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -427,7 +427,7 @@ def test_sign_in_is_not_retried_without_pending_events():
 
 
 def test_idle_time_does_not_count_as_rejected_sessions():
-    """Two rejected sessions with a long idle time between them do not close the publisher."""
+    """Two rejected sessions, separated by a long idle time, do not close the publisher."""
     protocol = make(timeout=5.0)
     for begun in (0.0, TIMINGS.session_budget + 1):
         submit(protocol, 1, now=begun)
@@ -521,7 +521,7 @@ class Publishing(RuleBasedStateMachine):
         self.passed: set[str] = set()  # rejected temporarily; their order may differ
 
     def do(self, commands: list[Command]) -> None:
-        """Execute commands as a driver does, and record the results."""
+        """Execute commands as a driver does, recording the results."""
         for command in commands:
             if isinstance(command, (OpenPublish, SendEvents)):
                 self.take(command)
@@ -586,7 +586,7 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def execute_request(self, data: st.DataObject) -> None:
-        """Publish the events of the oldest request, except for some that are rejected."""
+        """Execute the oldest request: publish its events, except for some that are rejected."""
         events = self.requests.pop(0)
         results = []
         fates = st.sampled_from(["ok", "ok", "ok", "busy", "bad"])
@@ -639,7 +639,7 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     @rule(works=st.booleans())
     def encode(self, works: bool) -> None:
-        """Finish encoding an event with the new schema, or fail to fetch the schema."""
+        """Finish encoding an event with the new schema, or report that it could not be fetched."""
         ticket, schema_id = self.asked.pop()
         name = self.given[ticket - 1]
         outcome = (
@@ -735,7 +735,7 @@ class Publishing(RuleBasedStateMachine):
         raise AssertionError("results are still missing after 10,000 steps")
 
     def encode_all(self) -> None:
-        """Finish encoding all waiting events with the new schema."""
+        """Encode all waiting events with the new schema."""
         asked, self.asked = self.asked, []
         for ticket, schema_id in asked:
             anew = ProducerEvent(schema_id, b"anew", self.given[ticket - 1])

@@ -68,7 +68,7 @@ def test_rejected_preset_has_no_fallback() -> None:
 
 
 def test_rejected_fallback_is_not_retried() -> None:
-    """If the fallback is rejected too, the subscription does not continue."""
+    """If the fallback is rejected too, the subscription does not resume."""
     resume = Resume(NAME, StartPosition.after(rid(7)), StartPosition.after(rid(8)))
     assert resume.rejected(None, None)[1]
 

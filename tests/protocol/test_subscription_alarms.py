@@ -38,7 +38,7 @@ def test_no_deadline_before_start_and_after_close() -> None:
 
 
 def test_late_timer_handles_one_alarm_at_a_time() -> None:
-    """A timer call an hour late only reopens the stream; the next deadline is in the future."""
+    """A timer call that is an hour late only reopens the stream and sets a future deadline."""
     script = streaming(connection_timeout=5000.0)
     script.end(failure())
     script.now += 3600.0
@@ -51,7 +51,7 @@ def test_late_timer_handles_one_alarm_at_a_time() -> None:
 
 @pytest.mark.parametrize("start", [None, EARLIEST], ids=["managed", "plain"])
 def test_silent_service_is_retried_at_a_moderate_rate(start: StartPosition | None) -> None:
-    """Against a service that says nothing for a day, 100 to 400 streams are opened."""
+    """If the service stays silent for a day, only 100 to 400 streams are opened."""
     script = streaming(start)
     opened = of(OpenStream, script.wait(86_400.0))
 

@@ -57,9 +57,9 @@ def test_all_objects_are_listed(reader):
 
 
 def test_describe_of_an_unknown_object_raises(reader):
-    """An unknown object raises an error with Salesforce's status and error code.
+    """Describing an unknown object raises an error with Salesforce's status and error code.
 
-    An invalid object name is rejected without sending a request.
+    An invalid object name is rejected without a request.
     """
     with pytest.raises(RequestRefusedError) as caught:
         reader.describe("Nothing__c")
@@ -94,7 +94,7 @@ def test_query_returns_every_row_once_page_by_page(reader):
 
 
 def test_deleted_records_are_returned_only_with_all_rows(org, reader):
-    """A query returns a record that is in the Recycle Bin only if `all_rows` is set."""
+    """A query returns records in the Recycle Bin only if `all_rows` is set."""
     user = org.accounts.holder("")
     gone = org.records.create("Contact", {"LastName": "Gone"}, user)
     org.records.delete("Contact", gone, user)
@@ -143,8 +143,7 @@ def test_a_session_that_expires_between_pages_is_renewed(org):
 def test_reading_a_query_that_the_org_closed_raises(reader):
     """Opening an eleventh query makes the org close the first one.
 
-    Reading the first one further raises an error that says to start it again; the newest one stays
-    readable.
+    Reading on in the first one raises an error that says to restart it; the newest stays readable.
     """
     soql = "SELECT Id FROM Order__c LIMIT 500"
     open_ = [reader.query(soql, batch_size=200) for _ in range(11)]
@@ -178,7 +177,7 @@ def test_records_are_read_by_id(org, reader):
 
 
 def test_two_thousand_ids_take_one_request(reader):
-    """A read by id fetches 2,000 records with a single request, and rejects 2,001 ids."""
+    """Reading 2,000 records by id takes a single request; 2,001 ids are rejected."""
     ids = [f"a00SB{number:010d}AAA" for number in range(1, 2002)]
     before = reader.calls
     found = reader.retrieve("Order__c", ids[:2000], ["Name", "Notes__c"])
@@ -192,7 +191,7 @@ def test_two_thousand_ids_take_one_request(reader):
 def test_requests_are_counted_and_the_daily_limit_is_reported(tmp_path):
     """The reader counts its requests and reports the org's daily limit.
 
-    Once the limit is used up, a request raises an error and is not retried.
+    Once the limit is used up, requests raise an error and are not retried.
     """
     settings = Settings(daily_api_requests=6)
     with EmulatorServer(tmp_path / "org", settings=settings) as emulator:

@@ -70,7 +70,7 @@ def check(report: dict) -> None:
 @pytest.mark.spark
 @pytest.mark.slow  # half a minute
 def test_local_cluster_executors_need_no_grpc_and_get_no_token(world):
-    """On two separate executors, the access token is in no file, plan or log that Spark writes."""
+    """With two separate executors, no file, plan or log of Spark contains the access token."""
     emulator, directory = world
     work = Path(pyspark.__file__).parent / "work"  # directory of the executors' logs
     before = set(work.glob("app-*"))
@@ -96,7 +96,7 @@ def test_local_cluster_executors_need_no_grpc_and_get_no_token(world):
 
 @pytest.mark.slow
 def test_the_job_runs_in_local_mode(world):
-    """With local[*], executors are threads of the driver."""
+    """The job runs with local[*], where executors are threads of the driver."""
     report, _ = run(world, "local[*]")
     check(report)
 

@@ -38,7 +38,7 @@ BAD = QuarantinedEvent(
 
 
 class Clock:
-    """A clock whose time the tests set."""
+    """A clock that tests can set."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -48,7 +48,7 @@ class Clock:
 
 
 def commit(rows: int, first: int = 0) -> Commit:
-    """Return a commit of *rows* rows, whose first row has the number *first*."""
+    """Return a commit of *rows* rows, the first of which has the number *first*."""
     return Commit(MANAGED, "0a", rows, rows, 0, 0, 0, 1, first, first + rows - 1)
 
 
@@ -66,7 +66,7 @@ def local(tmp_path: Path, clock: Clock) -> Sidecars:
 
 
 def lines(directory: Path) -> list[dict]:
-    """Return the JSON objects in the files of a sidecar, in order of the file names."""
+    """Return the JSON objects in a sidecar's files, in order of the file names."""
     files = sorted(directory.glob("*.json"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
@@ -144,7 +144,7 @@ def test_hadoop_file_is_replaced_as_a_whole(spark, lake: Path, tmp_path: Path):
 
 
 def test_unusable_local_directory_raises(tmp_path: Path):
-    """Errors of this package name the file or directory that cannot be created, written or read."""
+    """The error names the file or directory that cannot be created, written or read."""
     (tmp_path / "_gaps").write_text("in the way")
     files = LocalFiles(tmp_path / "_gaps")
     with pytest.raises(WriteError, match="_gaps cannot be created"):

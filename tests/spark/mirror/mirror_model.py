@@ -23,7 +23,7 @@ class DivergedError(AssertionError):
 
 
 class MirrorMachine(RuleBasedStateMachine):
-    """Makes changes and faults in any order; at each `rest`, the mirror must equal the org."""
+    """Makes changes and injects faults; at each `rest`, the mirror must equal the org."""
 
     margin = STALENESS
     seen: ClassVar[set[Reason]] = set()
@@ -93,8 +93,8 @@ class MirrorMachine(RuleBasedStateMachine):
         kind=st.sampled_from(UNTOLD),
         which=st.integers(0, 3),
     )
-    def write_badly(self, kind: str, which: int) -> None:
-        """Make a change that events do not report completely."""
+    def write_with_incomplete_events(self, kind: str, which: int) -> None:
+        """Make a change that events report incompletely or not at all."""
         self.org.commit(moved=kind == "MOVE")
         live, value = self.pick(which), f"v{len(self.org.bus)}"
         if kind == "OVERFLOW":

@@ -26,7 +26,7 @@ DAY = 24 * HOUR
 
 
 class Clock:
-    """A clock that stands still until a test sets it."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -115,7 +115,7 @@ def test_position_and_row_numbers_are_read_from_the_log(open_writer, table, cloc
 
 
 def test_a_managed_table_stores_no_position_and_rejects_a_topic(open_writer, table):
-    """A writer with another source is rejected, and the error names both."""
+    """A writer with another source is rejected; the error names both sources."""
     open_writer(subscription=MANAGED).write(batch_of([0], topic=None))
     assert open_writer(subscription=MANAGED).position is None
     with pytest.raises(ConfigurationError, match=rf"belongs to managed.*{MANAGED}.*topic {TOPIC}"):
@@ -123,7 +123,7 @@ def test_a_managed_table_stores_no_position_and_rejects_a_topic(open_writer, tab
 
 
 def test_a_table_of_another_tool_is_rejected(spark, open_writer, table):
-    """The log of such a table contains no position to resume from."""
+    """A table that another tool created is rejected, as its log contains no position."""
     stranger = spark.range(3).write.format(TABLE_FORMAT)
     if TABLE_FORMAT == "iceberg":
         spark.range(3).writeTo("shop.db.strange").create()
@@ -136,7 +136,7 @@ def test_a_table_of_another_tool_is_rejected(spark, open_writer, table):
 
 
 def test_a_remote_directory_with_other_files_is_rejected(spark, clock, lake, tmp_path):
-    """Spark lists a remote directory; names that begin with ``_`` do not count as foreign."""
+    """A remote directory with foreign files is rejected, but names may begin with ``_``."""
     place = lake / tmp_path.name
     (place / "_schemas").mkdir(parents=True)
     (place / "cat.jpg").write_text("")
@@ -179,7 +179,7 @@ def test_an_event_older_than_the_keys_in_memory_is_looked_up(
 
 
 def test_write_rows_keeps_the_position(open_writer, table, tmp_path):
-    """Rows that a stream or a redrive appends are deduplicated, and the position stays as it is."""
+    """Rows appended by a stream or a redrive are deduplicated and do not move the position."""
     writer = open_writer()
     writer.write(batch_of(range(3)))
     rows = read_table(table, TABLE_FORMAT)
@@ -216,7 +216,7 @@ def test_a_batch_whose_commit_succeeded_unseen_is_not_written_again(
 
 
 def test_an_older_writer_can_no_longer_write(spark, clock, tmp_path):
-    """A remote file system has no lease: the table's log alone excludes the older writer."""
+    """Without a lease on a remote file system, the table's log alone excludes the older writer."""
     url = f"viewfs://lake/tables/{tmp_path.name}"
     older = EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock)
     older.write(batch_of(range(2)))
@@ -229,7 +229,7 @@ def test_an_older_writer_can_no_longer_write(spark, clock, tmp_path):
 
 
 def test_a_writer_replaced_during_its_write_fails(spark, clock, tmp_path, monkeypatch):
-    """A newer writer opens after the older one began to write, and the older one's commit fails."""
+    """If a newer writer opens a table during an older one's write, the older one's commit fails."""
     url = f"viewfs://lake/tables/{tmp_path.name}"
     older = EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock)
     older.write(batch_of(range(2)))
@@ -271,7 +271,7 @@ def test_only_the_last_of_two_writers_opened_at_once_can_write(spark, clock, tmp
 
 
 def test_opening_a_table_fails_if_every_commit_conflicts(open_writer, monkeypatch):
-    """The number of attempts is limited, and the error says why they failed."""
+    """After a limited number of attempts, the error says why they failed."""
 
     def refuse(self, rows, state):
         raise Conflict("again")
@@ -282,7 +282,7 @@ def test_opening_a_table_fails_if_every_commit_conflicts(open_writer, monkeypatc
 
 
 def test_keys_are_loaded_in_bounded_spans_of_time(open_writer, clock, monkeypatch):
-    """The driver loads a bounded number of deduplication keys at a time, and misses none."""
+    """The driver loads a limited number of deduplication keys at a time without missing any."""
     writer = open_writer()
     for day in range(4):
         clock.now = NOW + day * DAY

@@ -1,4 +1,4 @@
-"""Upgrading a raw table of an older layout keeps each row once and in order."""
+"""Tests that upgrading a raw table keeps each row exactly once and in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the separate Spark sessions in which the product writes tables."""
+"""Tests of the separate Spark sessions in which the package writes tables."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
 
 def test_each_format_and_pyspark_version_has_its_maven_coordinate():
-    """The coordinate depends on the minor version of PySpark, such as 4.2."""
+    """The coordinate depends on PySpark's minor version, such as 4.2."""
     assert runtime_for("delta", "4.2.0").coordinate == DELTA
     assert runtime_for("delta", "4.1.4").coordinate == DELTA.replace("4.2_", "4.1_")
     assert runtime_for("iceberg", "4.1.4").coordinate == ICEBERG
@@ -58,7 +58,7 @@ def test_cached_jars_are_not_downloaded_again(tmp_path: Path, monkeypatch, broke
     assert settings["spark.sql.extensions"].startswith("mine.Extension,io.delta.")
 
 
-def test_a_parquet_session_gets_no_settings():
+def test_a_parquet_session_needs_no_settings():
     """Parquet needs neither jars nor other settings."""
     assert session_settings("parquet", {}) == {}
 
@@ -102,6 +102,6 @@ class Session:
 
 
 def test_jars_alone_are_not_enough_for_delta():
-    """Without its extension, Delta would fail at the first write; our error names the setting."""
+    """Without its extension, Delta would fail at the first write; the error names the setting."""
     with pytest.raises(ConfigurationError, match=r"lacks its settings.*--conf spark\.sql\.ext"):
         check_session(Session(), "delta")

@@ -1,4 +1,4 @@
-"""A raw table that tests extend, the tables created from it, and their expected contents."""
+"""A raw table to which tests append, the tables created from it, and their expected contents."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Raw:
         return rows["ingest_seq"].to_pylist()
 
     def check(self) -> None:
-        """Check that every raw row is in exactly one of the tables, once."""
+        """Check that every raw row is in exactly one of the tables, and only once."""
         found = {name: self.seqs(name) for name in +self.expected}
         assert {name: len(seqs) for name, seqs in found.items()} == dict(+self.expected)
         assert sorted(seq for seqs in found.values() for seq in seqs) == list(range(self.written))

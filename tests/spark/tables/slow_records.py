@@ -225,7 +225,7 @@ def pruned(value: Any) -> Any:
 
 
 def truth(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record of the org in the form of the tables' columns."""
+    """Return a record of the org in the format of the tables' columns."""
     found = {}
     for name, value in record.items():
         if name == "Name" and value is not None:
