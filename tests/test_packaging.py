@@ -1,4 +1,4 @@
-"""Tests of the package's public names, and of what importing it and its command loads."""
+"""Tests of the package's public names, and of what importing it or running its command loads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sfpubsub
 
 
 def python(code: str) -> str:
-    """Run this code in a new interpreter, and return what it prints, stripped."""
+    """Run code in a new interpreter; return its stdout without surrounding whitespace."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
@@ -20,13 +20,13 @@ def python(code: str) -> str:
 
 @pytest.mark.parametrize("name", sfpubsub.__all__)
 def test_every_public_name_resolves(name: str):
-    """Every name in `__all__` can be imported lazily and is listed by dir()."""
+    """Every name in `__all__` can be imported, and is listed by dir()."""
     assert getattr(sfpubsub, name) is not None
     assert name in dir(sfpubsub)
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    """A misspelled name raises AttributeError, although public names are imported lazily."""
+    """A misspelt name raises AttributeError, even though names are imported lazily."""
     with pytest.raises(AttributeError, match="PubSubClinet"):
         _ = sfpubsub.PubSubClinet
 
@@ -38,7 +38,7 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_help_loads_neither_grpc_nor_spark():
-    """`sfpubsub --help` loads none of grpc, fastavro, pyspark and pyarrow, so it starts quickly."""
+    """`sfpubsub --help` starts quickly, as it loads none of grpc, fastavro, pyspark and pyarrow."""
     code = (
         "import sys; from sfpubsub.cli.main import run; run(['--help']);"
         "print(sorted({'grpc', 'fastavro', 'pyspark', 'pyarrow'} & set(sys.modules)))"

@@ -1,4 +1,4 @@
-"""Test that the public names of the installed package are completely typed for pyright."""
+"""Tests that the public names of the installed package are fully typed for Pyright."""
 
 from __future__ import annotations
 

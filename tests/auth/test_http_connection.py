@@ -22,7 +22,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 @dataclass
 class Served:
-    """A server that counts its connections, and answers while `answers` is set."""
+    """A server that counts its connections, and responds while `answers` is set."""
 
     url: str = ""
     connections: int = 0
@@ -66,17 +66,16 @@ def post(connection: HttpConnection, url: str) -> Answer:
 
 
 def test_requests_share_one_connection(served: Served, connection: HttpConnection) -> None:
-    """Consecutive requests use one connection, so that there is no handshake before each long
-    poll.
-    """
+    """Consecutive requests share one connection, which saves a handshake before each long poll."""
     for _ in range(3):
         assert post(connection, served.url).body == b"{}"
     assert served.requests == [1, 1, 1]
 
 
 def test_a_request_in_flight_is_cut(served: Served, connection: HttpConnection) -> None:
-    """`cut` ends a request whose response the server holds back, and the next request works on a
-    new connection.
+    """`cut` aborts a request that is waiting for its response.
+
+    The next request uses a new connection.
     """
     served.answers.clear()
     with ThreadPoolExecutor(1) as pool:
@@ -93,10 +92,7 @@ def test_a_request_in_flight_is_cut(served: Served, connection: HttpConnection) 
 def test_a_cut_before_the_request_is_sent_aborts_it(
     served: Served, connection: HttpConnection
 ) -> None:
-    """A `cut` between `ready` and `post` is not forgotten.
-
-    The request fails and nothing is sent.
-    """
+    """A `cut` between `ready` and `post` still applies: the request fails, and nothing is sent."""
     connection.ready()
     connection.cut()
     with pytest.raises(StreamUnavailableError):
@@ -105,9 +101,7 @@ def test_a_cut_before_the_request_is_sent_aborts_it(
 
 
 def test_after_an_error_a_new_connection_is_opened(served: Served) -> None:
-    """A response that is too large leaves unread bytes on its connection, so the next request
-    opens a new one.
-    """
+    """The connection of a response that is too large is not reused, as it has unread bytes."""
     small = HttpConnection(HttpClient(insecure=True), CookieJar(), 1)
     for _ in range(2):
         with pytest.raises(RemoteProtocolError):
@@ -116,7 +110,7 @@ def test_after_an_error_a_new_connection_is_opened(served: Served) -> None:
 
 
 def test_a_token_is_not_sent_in_plaintext_to_another_machine() -> None:
-    """A request to an ``http`` URL of another machine is rejected as a configuration error."""
+    """A token in a request to an ``http`` URL of another machine raises a configuration error."""
     connection = HttpConnection(HttpClient(), CookieJar(), 1024)
     with pytest.raises(ConfigurationError, match="plaintext"):
         post(connection, "http://example.com")

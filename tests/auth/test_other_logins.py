@@ -35,10 +35,10 @@ SHOWN = {"accessToken": TOKEN, "instanceUrl": INSTANCE, "id": ORG, "username": "
 
 @pytest.fixture
 def sf(tmp_path, monkeypatch):
-    """Put a program ``sf`` first on the PATH; return a function that sets its responses.
+    """Put a fake ``sf`` first on the PATH; return a function that sets its responses.
 
-    The function takes rows of a command's beginning, the exit code and the output. Its attribute
-    `asked` returns the arguments of all calls.
+    The function takes tuples of command prefix, exit code and output. Calling its attribute `asked`
+    returns the arguments of all calls so far.
     """
     answers, asked = tmp_path / "answers.json", tmp_path / "asked"
     program = tmp_path / "sf"
@@ -72,7 +72,7 @@ def ok(result: object) -> dict:
 
 
 def test_the_session_of_the_default_org(sf):
-    """The token, instance and organisation come from one call of ``sf org display``."""
+    """The token, instance and organisation are read with one call of ``sf org display``."""
     sf(("org display", 0, ok(SHOWN)))
     session = SfCliLogin().get_session(None)
     assert (session.access_token, session.instance_url) == (TOKEN, INSTANCE)
@@ -81,8 +81,9 @@ def test_the_session_of_the_default_org(sf):
 
 
 def test_a_redacted_token_is_read_by_another_command(sf):
-    """Since May 2026 ``org display`` redacts the token, so ``org auth show-access-token`` is run
-    for the same org.
+    """Since May 2026, ``org display`` redacts the token.
+
+    ``org auth show-access-token`` then returns the token of the same org.
     """
     redacted = {**SHOWN, "accessToken": "[REDACTED] Use 'sf org auth show-access-token' to view"}
     sf(
@@ -99,9 +100,9 @@ def test_a_redacted_token_is_read_by_another_command(sf):
 
 
 def test_a_rejected_token_that_sf_still_returns_raises(sf):
-    """A token of ``sf`` that the service rejects can't be renewed by this package.
+    """If ``sf`` returns the rejected token again, the error explains how to log in.
 
-    The error says how to log in again; a new token of ``sf`` is then used.
+    Once ``sf`` returns a new token, it is used.
     """
     sf(("org display", 0, ok(SHOWN)))
     login = SfCliLogin("uat")
@@ -113,16 +114,14 @@ def test_a_rejected_token_that_sf_still_returns_raises(sf):
 
 
 def test_sf_output_has_no_colours(sf, monkeypatch):
-    """FORCE_COLOR is removed from the environment of ``sf``, because colour codes would break
-    its JSON.
-    """
+    """FORCE_COLOR is not passed on to ``sf``, because colour codes would break its JSON."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     sf(("org display", 0, ok(SHOWN)))
     assert SfCliLogin().get_session(None).access_token == TOKEN
 
 
 def test_a_missing_sf_program_raises(monkeypatch, tmp_path):
-    """Without ``sf`` on the PATH, the error says to install the Salesforce CLI."""
+    """If ``sf`` is not on the PATH, the error says to install the Salesforce CLI."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="install the Salesforce CLI"):
         SfCliLogin().get_session(None)
@@ -142,9 +141,7 @@ def test_a_missing_sf_program_raises(monkeypatch, tmp_path):
     ],
 )
 def test_a_failure_of_sf_is_reported_without_secrets(sf, code, output, message):
-    """The error contains the message of ``sf`` with tokens redacted, but never its raw output or
-    its stderr.
-    """
+    """The error contains the redacted message of ``sf``, but never its raw output or its stderr."""
     sf(("org display", code, output))
     with pytest.raises(AuthenticationError, match=message) as caught:
         SfCliLogin().get_session(None)
@@ -162,18 +159,14 @@ def test_a_failure_of_sf_is_reported_without_secrets(sf, code, output, message):
     ],
 )
 def test_the_output_of_sf_is_validated(sf, shown, error):
-    """An instance URL in plaintext or of a wrong type, or a missing token, raises an error that
-    says what is wrong.
-    """
+    """An HTTP or invalid instance URL, or a missing token, raises an error that says so."""
     sf(("org display", 0, ok(shown)), ("org auth", 0, ok({})))
     with pytest.raises((AuthenticationError, ConfigurationError), match=error):
         SfCliLogin().get_session(None)
 
 
 def test_sf_signed_in_to_another_org_raises(sf):
-    """An instance URL or a tenant in the settings must be that of the org that ``sf`` is signed
-    in to.
-    """
+    """An instance URL or tenant in the settings must match the org that ``sf`` is signed in to."""
     sf(("org display", 0, ok(SHOWN)))
     with pytest.raises(ConfigurationError, match="SFPUBSUB_INSTANCE_URL"):
         SfCliLogin(instance_url="https://other.my.salesforce.com").get_session(None)
@@ -211,7 +204,7 @@ def test_an_sf_that_hangs_times_out(tmp_path, monkeypatch):
 
 @pytest.fixture
 def org(authority):
-    """Run an HTTPS server as an org whose ``userinfo`` responds with 403."""
+    """Run an HTTPS server as an org; its ``userinfo`` returns status 403 by default."""
     with https_host(lambda _request: Reply(403), authority) as host:
         yield host
 
@@ -223,9 +216,9 @@ def login_with(salesforce: object, org) -> SimpleSalesforceLogin:
 
 
 class Salesforce:
-    """The attributes of a `simple_salesforce.Salesforce` that the login uses.
+    """A fake `simple_salesforce.Salesforce` with the attributes that the login uses.
 
-    A renewal sets the token *renewed*, or raises it if it is an exception.
+    A renewal sets the token to *renewed*, or raises *renewed* if it is an exception.
     """
 
     def __init__(self, renewed: object = None) -> None:
@@ -241,9 +234,9 @@ class Salesforce:
 
 
 def test_the_session_of_a_salesforce_object(org):
-    """Any object with ``session_id`` and ``sf_instance`` serves as a login.
+    """Any object with ``session_id`` and ``sf_instance`` can be used to log in.
 
-    ``https://`` is put before its host.
+    The instance URL is ``https://`` followed by the host.
     """
     session = login_with(Salesforce(), org).get_session(None)
     assert (session.access_token, session.instance_url) == (TOKEN, org.url)
@@ -253,7 +246,7 @@ def test_the_session_of_a_salesforce_object(org):
 def test_a_salesforce_object_is_renewed_in_place(org):
     """The object is renewed only if its session is the rejected one.
 
-    Otherwise its current session is returned.
+    Otherwise, its current session is returned.
     """
     salesforce = Salesforce("00D000000000001!second")
     login = login_with(salesforce, org)
@@ -267,7 +260,7 @@ def test_a_salesforce_object_is_renewed_in_place(org):
     [(RuntimeError("password=hush"), False), (ConnectionError("body=hush"), True)],
 )
 def test_a_salesforce_object_that_cannot_be_renewed(org, failure, retryable):
-    """The object's error may contain the password, so only its type is reported.
+    """Only the type of the object's error is reported, because its text may contain the password.
 
     A connection error can be retried.
     """
@@ -281,10 +274,7 @@ def test_a_salesforce_object_that_cannot_be_renewed(org, failure, retryable):
 
 
 def test_a_salesforce_object_without_a_refresh_method(org):
-    """Renewal uses a private method.
-
-    If a version lacks it, the error says to create a new object.
-    """
+    """Renewal uses a private method; if it is missing, the error says to create a new object."""
 
     class Bare:
         session_id, sf_instance = TOKEN, "127.0.0.1"
@@ -295,15 +285,15 @@ def test_a_salesforce_object_without_a_refresh_method(org):
 
 
 def test_an_object_that_is_not_a_salesforce_raises():
-    """The login is rejected when it is created, and the error names the missing attribute."""
+    """The login cannot be created, and the error names the missing attribute."""
     with pytest.raises(ConfigurationError, match="session_id"):
         SimpleSalesforceLogin(object())
 
 
 def test_the_organisation_of_an_opaque_session(org):
-    """If the token doesn't contain the organisation, the instance's ``userinfo`` returns it.
+    """If the token doesn't contain the organisation, it is read from the instance's ``userinfo``.
 
-    If that is down, the error can be retried.
+    If that endpoint is down, the error can be retried.
     """
     salesforce = Salesforce()
     salesforce.session_id = "opaque"
@@ -316,7 +306,7 @@ def test_the_organisation_of_an_opaque_session(org):
 
 
 def test_logins_are_not_pickled():
-    """Pickling a login raises an error, because a login can get a token."""
+    """Pickling a login raises an error, because a login gives access to a token."""
     for login in (SfCliLogin(), SimpleSalesforceLogin(Salesforce())):
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(login)

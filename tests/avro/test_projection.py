@@ -25,13 +25,13 @@ from .test_decoder import careful, collect, schemas, value_of
 SEED = 17
 
 
-def picked(value: dict, codec: Codec) -> dict:
-    """Return the part of a whole value that *codec* decodes."""
+def decoded_part(value: dict, codec: Codec) -> dict:
+    """Return those fields of a decoded value that *codec* decodes."""
     return {name: value[name] for name in codec.fields if name in codec.wanted}
 
 
 def batch_of(codec: Codec, *payloads: bytes, **more) -> EventBatch:
-    """Return a received batch of events with these payloads."""
+    """Return a batch of received events with these payloads."""
     return EventBatch(
         subscription="/data/Any",
         topic="/data/Any",
@@ -46,9 +46,7 @@ def batch_of(codec: Codec, *payloads: bytes, **more) -> EventBatch:
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_chosen_fields_have_the_values_of_a_full_decoding(name):
-    """The chosen fields and those that are always decoded have the same values and order as in
-    the whole event.
-    """
+    """Decoding some fields returns the same values, in the same order, as decoding all of them."""
     print("seed", SEED)
     rng, codec = random.Random(SEED), Codec("id", schema_text(name))
     for number in range(12):
@@ -59,20 +57,18 @@ def test_chosen_fields_have_the_values_of_a_full_decoding(name):
         for value in values(name, 10, seed=number):
             raw = payload(name, value)
             assert list(some.decode(raw)) == [f for f in codec.fields if f in some.wanted]
-            assert some._read(raw) == some.decode(raw) == picked(value, some)
+            assert some._read(raw) == some.decode(raw) == decoded_part(value, some)
             assert some._read != some._decode_carefully
             slow = careful(codec)
             slow.wanted = some.wanted
-            assert slow.decode(raw) == picked(value, some)
+            assert slow.decode(raw) == decoded_part(value, some)
             assert some.event_time(some.decode(raw)) == codec.event_time(value)
 
 
 @settings(max_examples=60)
 @given(data=st.data())
 def test_chosen_fields_of_random_schemas(data):
-    """Skipped fields of any type don't affect the values after them, and a byte too many is
-    detected.
-    """
+    """Skipped fields of any type don't affect the chosen ones, and an extra byte is detected."""
     schema = data.draw(schemas())
     value = value_of(data.draw, schema, collect(schema, {}))
     codec = Codec("id", json.dumps(schema))
@@ -80,17 +76,17 @@ def test_chosen_fields_of_random_schemas(data):
     whole = codec.decode(raw)
     names = frozenset(n for n in codec.fields if data.draw(st.booleans()))
     some = codec.only(names)
-    assert some.decode(raw) == picked(whole, some)
+    assert some.decode(raw) == decoded_part(whole, some)
     with pytest.raises(DecodeError, match="1 bytes more"):
         some.decode(raw + b"\x00")
 
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_skipped_fields_are_validated(name):
-    """A payload must be valid for the whole schema, even if none of its fields was chosen.
+    """A payload must match the whole schema, even if no field was chosen.
 
-    A payload that is truncated, has a byte too many or one byte changed raises an error whenever a
-    full decoding would, except for invalid UTF-8 in skipped fields.
+    A truncated payload, an extra byte or a corrupt byte raises an error whenever a full decoding
+    would, except for invalid UTF-8 in skipped fields.
     """
     print("seed", SEED)
     rng, codec = random.Random(SEED), Codec("id", schema_text(name))
@@ -105,7 +101,7 @@ def test_skipped_fields_are_validated(name):
         odd = bytearray(raw)
         odd[rng.randrange(len(odd))] = rng.randrange(256)
         try:
-            expected = picked(codec.decode(bytes(odd)), some)
+            expected = decoded_part(codec.decode(bytes(odd)), some)
         except DecodeError as error:
             if "UTF-8" not in str(error) and "utf-8" not in str(error):
                 with pytest.raises(DecodeError):
@@ -115,9 +111,7 @@ def test_skipped_fields_are_validated(name):
 
 
 def test_codecs_of_chosen_fields_are_cached_within_a_limit():
-    """The same choice of fields returns the cached codec, and many different choices don't
-    exceed the limit.
-    """
+    """Choosing the same fields again returns the cached codec; the cache has a size limit."""
     codec = Codec("id", schema_text("order_event"))
     names = frozenset(["Order_Number__c"])
     assert codec.only(names) is codec.only(names)
@@ -127,9 +121,9 @@ def test_codecs_of_chosen_fields_are_cached_within_a_limit():
 
 
 def test_unknown_fields_are_omitted_and_logged_once(caplog):
-    """A channel can have several event types, so a chosen field may be missing.
+    """A chosen field that the event type lacks is omitted, and reported in the log once.
 
-    The log names it once, as it may be misspelt.
+    It may be misspelt, or belong to another event type of the channel.
     """
     codec = Codec("id", schema_text("order_event"))
     names = frozenset(["Order_Number__c", "Gone__c", "Also_Gone__c"])
@@ -145,9 +139,7 @@ def test_unknown_fields_are_omitted_and_logged_once(caplog):
 
 
 def test_an_event_without_chosen_fields_keeps_its_header():
-    """Even if no field is chosen, a change event has its header, its changed fields and its
-    time.
-    """
+    """Even if no field is chosen, a change event keeps its header, changed fields and time."""
     codec = Codec("id", schema_text("account_change"))
     for value in values("account_change", 20):
         raw = payload("account_change", value)
@@ -159,9 +151,9 @@ def test_an_event_without_chosen_fields_keeps_its_header():
 
 
 def test_asking_for_the_change_of_a_skipped_field_raises():
-    """A field that was not decoded doesn't look unchanged or null.
+    """A skipped field looks neither unchanged nor null; asking for it raises an error.
 
-    The error says to add it to the choice.
+    The error says to add it to the chosen fields.
     """
     codec = Codec("id", schema_text("account_change"))
     some = codec.only(frozenset(["Phone", "BillingAddress"]))
@@ -177,9 +169,9 @@ def test_asking_for_the_change_of_a_skipped_field_raises():
 
 
 def test_json_has_the_chosen_fields_but_raw_tables_have_all():
-    """An event's JSON has only the chosen fields and those always decoded.
+    """An event's JSON contains only the chosen fields and those that are always decoded.
 
-    A raw table's row has all fields.
+    A raw table's row contains all fields.
     """
     codec = Codec("id", schema_text("order_event"))
     raw = payload("order_event", next(values("order_event", 1)))
@@ -188,16 +180,16 @@ def test_json_has_the_chosen_fields_but_raw_tables_have_all():
         (event,) = batch_of(some, raw, datetimes=datetimes)
         (whole,) = batch_of(codec, raw, datetimes=datetimes)
         assert set(event.value) == {"CreatedDate", "Order_Number__c"}
-        assert event.value == picked(whole.value, some)
+        assert event.value == decoded_part(whole.value, some)
         assert set(json.loads(event.to_json())) == {"CreatedDate", "Order_Number__c"}
         assert event.facts_and_json() == whole.facts_and_json()
 
 
 @pytest.mark.parametrize("native", [None, False])
 def test_arrow_has_the_chosen_fields(native):
-    """The payload's struct has only the decoded fields, even none.
+    """The `value` struct contains only the decoded fields, even if there are none.
 
-    The other columns stay the same.
+    All other columns are unchanged.
     """
     codec = Codec("id", schema_text("account_change"))
     raws = [payload("account_change", value) for value in values("account_change", 20)]
@@ -226,17 +218,15 @@ BARE = {"name": "f", "type": "int"}
     ],
 )
 def test_an_invalid_choice_of_fields_raises(fields, says):
-    """A single string, a component of a field, or a value that isn't a string raises a
-    configuration error.
-    """
+    """Choosing a single string, a part of a field or a non-string raises a configuration error."""
     with pytest.raises(ConfigurationError, match=says):
         chosen_fields(fields)
 
 
 def test_the_choice_of_fields_may_be_any_iterable():
-    """Field names may come from a list, a set or a generator.
+    """Field names may come from any iterable, even a generator.
 
-    An empty choice is different from None.
+    An empty choice is not the same as None.
     """
     assert chosen_fields(None) is None
     assert (

@@ -1,4 +1,4 @@
-"""Tests of completion with the Tab key: the script that is installed can be used by the shell."""
+"""Tests of Tab completion: the installed script works in the shell."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def home(monkeypatch, tmp_path):
     ],
 )
 def test_install_writes_where_the_shell_looks(shell, place, home, monkeypatch, capsys):
-    """The script for the shell that SHELL names is written to the shell's directory, and a
-    second installation replaces it.
-    """
+    """The script is installed for the shell named by SHELL; a second installation replaces it."""
     monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
     for _ in range(2):
         assert run(["completion", "install"]) == 0
@@ -46,7 +44,7 @@ def test_install_writes_where_the_shell_looks(shell, place, home, monkeypatch, c
 
 
 def test_bash_completes_with_the_installed_script(home, capsys):
-    """A real bash that has loaded the script completes the beginning of a command."""
+    """A real bash that has sourced the script completes a partial command."""
     assert run(["completion", "install", "--shell", "bash"]) == 0
     path = capsys.readouterr().out.strip()
     asked = (

@@ -31,13 +31,13 @@ def emulator(run_emulator, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    """Shorten the waits: a subscription is available after 0.3 s, and is checked every 0.05 s."""
+    """Shorten the waits: a subscription is checked every 0.05 s and available after 0.3 s."""
     monkeypatch.setattr("sfpubsub.cli.managed.ACCEPTED", 0.3)
     monkeypatch.setattr("sfpubsub.cli.managed.CHECK_EVERY", 0.05)
 
 
 def lines(capsys) -> tuple[list[dict], str]:
-    """Return the JSON lines that were printed to stdout, and the text of stderr."""
+    """Return the JSON lines printed to stdout, and the text printed to stderr."""
     captured = capsys.readouterr()
     return [json.loads(line) for line in captured.out.splitlines()], captured.err
 
@@ -78,9 +78,9 @@ def test_managed_subscription_lifecycle(emulator, capsys):
 
 
 def test_create_waits_until_the_subscription_is_available(run_emulator, monkeypatch, capsys):
-    """While a new subscription propagates, create reports that it waits.
+    """While a new subscription propagates, `create` reports that it is waiting.
 
-    When it returns, one can subscribe.
+    Once it returns, the subscription is available.
     """
     started = run_emulator(settings=Settings(propagation_s=1.0))
     point_at(started, monkeypatch)
@@ -92,9 +92,9 @@ def test_create_waits_until_the_subscription_is_available(run_emulator, monkeypa
 
 
 def test_waiting_times_out_and_can_be_disabled(run_emulator, monkeypatch, capsys):
-    """If the subscription is not available in time, create prints the record and exits with code 1.
+    """If the subscription is not available in time, `create` prints it and exits with code 1.
 
-    With --no-wait it does not check at all.
+    With --no-wait, availability is not checked.
     """
     started = run_emulator(settings=Settings(propagation_s=600.0))
     point_at(started, monkeypatch)
@@ -108,7 +108,7 @@ def test_waiting_times_out_and_can_be_disabled(run_emulator, monkeypatch, capsys
 
 
 def test_availability_check_moves_no_position(emulator, capsys):
-    """The check subscribes for a moment; it commits nothing and gives the slot back."""
+    """The check subscribes briefly, commits nothing and releases the slot."""
     emulator.publish(TOPIC, orders(3))
     assert run(["managed", "start", NAME]) == 0
     assert committed(emulator) is None
@@ -118,7 +118,7 @@ def test_availability_check_moves_no_position(emulator, capsys):
 
 
 def test_held_slot_counts_as_available(emulator, connect, capsys):
-    """A subscription that another client reads is available, and that client is not disturbed."""
+    """A subscription that another client is reading is available; that client is not disturbed."""
     with connect(emulator).subscribe_managed(NAME) as holder:
         emulator.publish(TOPIC, orders(1))
         until(lambda: holder.health().state == "streaming", "the slot")
@@ -128,7 +128,7 @@ def test_held_slot_counts_as_available(emulator, connect, capsys):
 
 
 def test_network_failure_does_not_count_as_available(run_emulator, connect):
-    """If the service cannot be reached, the check must be repeated although nothing was refused."""
+    """If the service cannot be reached, the subscription is not reported as available."""
     started = run_emulator()
     client = connect(started)
     client.get_topic(TOPIC)
@@ -138,7 +138,10 @@ def test_network_failure_does_not_count_as_available(run_emulator, connect):
 
 @pytest.mark.parametrize("command", [["create", NEW, "--topic", TOPIC], ["start", NAME]])
 def test_change_and_wait_share_one_sign_in(run_emulator, monkeypatch, capsys, command):
-    """A rotating refresh token is valid once, so a second sign-in with it would fail."""
+    """Changing a subscription and waiting for it signs in once.
+
+    A rotating refresh token is valid once, so a second sign-in would fail.
+    """
     started = run_emulator(settings=Settings(rotate_refresh_tokens=True))
     point_at(
         started,
@@ -153,7 +156,7 @@ def test_change_and_wait_share_one_sign_in(run_emulator, monkeypatch, capsys, co
 
 
 def test_default_replay_latest_prints_a_warning(emulator, capsys):
-    """Creating a subscription with LATEST succeeds, and the output warns that it loses events."""
+    """Creating a subscription with LATEST succeeds, but warns that events can be lost."""
     arguments = ["--topic", TOPIC, "--default-replay", "LATEST", "--no-wait"]
     assert run(["managed", "create", NEW, *arguments]) == 0
     (record,), said = lines(capsys)
@@ -163,7 +166,7 @@ def test_default_replay_latest_prints_a_warning(emulator, capsys):
 
 @pytest.mark.parametrize("act", ["stop", "delete"])
 def test_stop_and_delete_require_yes_without_a_terminal(emulator, capsys, act):
-    """Without --yes and without a terminal to ask on, nothing changes and the exit code is 2."""
+    """Without --yes or a terminal for confirmation, nothing is changed and the exit code is 2."""
     assert run(["managed", act, NAME]) == 2
     assert_one_line_error(capsys, "--yes")
     assert emulator.managed.get(NAME).state == "RUN"
@@ -174,7 +177,7 @@ def test_stop_and_delete_require_yes_without_a_terminal(emulator, capsys, act):
 )
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_confirmation_states_the_consequence(emulator, capsys, monkeypatch, act, warned, answer):
-    """The question names the subscription, its topic and what will be lost.
+    """The prompt names the subscription, its topic and what will be lost.
 
     Answering no changes nothing.
     """
@@ -197,9 +200,9 @@ def test_confirmation_states_the_consequence(emulator, capsys, monkeypatch, act,
 
 
 def test_stop_and_delete_print_their_consequences(emulator, capsys):
-    """Stop says that the committed position is deleted.
+    """`stop` warns that the committed position is deleted.
 
-    Delete advises not to reuse the name soon.
+    `delete` advises against reusing the name soon.
     """
     assert run(["managed", "stop", NAME, "--yes"]) == 0
     assert "committed position is deleted" in lines(capsys)[1]
@@ -208,7 +211,7 @@ def test_stop_and_delete_print_their_consequences(emulator, capsys):
 
 
 def test_stop_ends_a_running_client(emulator, connect):
-    """A client that is reading gets SubscriptionStoppedError, not a network failure."""
+    """Stopping a subscription raises SubscriptionStoppedError in a client that is reading it."""
 
     def read_on() -> None:
         with connect(emulator).subscribe_managed(NAME) as running:
@@ -224,7 +227,7 @@ def test_stop_ends_a_running_client(emulator, connect):
 
 
 def test_commands_of_the_managed_subscriptions_page_run(emulator, capsys):
-    """Every command of the page succeeds when run in the order of the page."""
+    """All commands on the page succeed when run in order."""
     (block,) = blocks(page("managed-subscriptions"), "sh")
     commands = [shlex.split(line)[1:] for line in block.splitlines()]
     assert len(commands) == 7
@@ -258,7 +261,7 @@ def test_commands_of_the_managed_subscriptions_page_run(emulator, capsys):
 def test_bad_input_is_a_one_line_error(
     emulator, monkeypatch, capsys, arguments, changed, code, says
 ):
-    """Each mistake has its exit code and a line on stderr that names it."""
+    """Each mistake exits with its own code and a one-line error on stderr."""
     point_at(emulator, monkeypatch, **changed)
     assert run(["managed", *arguments]) == code
     assert_one_line_error(capsys, says)
@@ -266,7 +269,7 @@ def test_bad_input_is_a_one_line_error(
 
 @pytest.mark.parametrize("command", ["list", "show", "create", "update", "start", "stop", "delete"])
 def test_every_subcommand_has_help(command, capsys):
-    """`--help` of each subcommand exits with code 0 and shows its usage."""
+    """`--help` of each subcommand exits with code 0 and prints its usage."""
     assert run(["managed", command, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: sfpubsub managed {command}" in out

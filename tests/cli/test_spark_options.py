@@ -17,7 +17,7 @@ def command(conf: tuple[tuple[str, str], ...], packages: tuple[str, ...]) -> Non
 
 
 def test_settings_and_packages_reach_the_session():
-    """A value may contain equals signs and commas; --packages adds to those set with --conf."""
+    """Values may contain equals signs and commas; --packages adds to packages set with --conf."""
     found = CliRunner().invoke(
         command,
         "--conf spark.a=b=c,d --conf spark.jars.packages=g:a:1 "

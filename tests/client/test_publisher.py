@@ -33,7 +33,7 @@ USER = "005000000000001AAA"
 
 
 class Awaited:
-    """A blocking publisher with awaitable methods, so that one scenario fits both clients."""
+    """A blocking publisher with awaitable methods, so that both clients run the same scenario."""
 
     def __init__(self, publisher: Any) -> None:
         self.publisher = publisher
@@ -55,7 +55,7 @@ class Awaited:
 
 
 class Provider:
-    """A session provider that signs in at an emulator as often as it is asked to."""
+    """A session provider that signs in to an emulator again whenever its session expires."""
 
     def __init__(self, emulator: Any) -> None:
         self.emulator = emulator
@@ -83,7 +83,7 @@ async def publisher_of(face: str, emulator: Any, *, timings: Timings = QUICK, **
 
 
 def run(scenario):
-    """Run the coroutine *scenario* in bounded time."""
+    """Run the coroutine *scenario* with a timeout."""
     return asyncio.run(asyncio.wait_for(scenario, PATIENCE))
 
 
@@ -105,9 +105,9 @@ FACES = pytest.mark.parametrize("face", ["sync", "asyncio"])
 @FACES
 @pytest.mark.parametrize("streamed", [True, False])
 def test_events_arrive_once_and_in_order(face, streamed, run_emulator, connect):
-    """Each receipt has its own event's result.
+    """With one request in flight, events are published exactly once and in order.
 
-    With one request in flight events keep their order.
+    Each receipt returns the result of its own event.
     """
     emulator = run_emulator()
 
@@ -128,9 +128,9 @@ def test_events_arrive_once_and_in_order(face, streamed, run_emulator, connect):
 @FACES
 @pytest.mark.parametrize("streamed", [True, False])
 def test_no_event_is_lost_and_repeats_keep_their_id(face, streamed, run_emulator, connect):
-    """Lost answers, dropped calls, temporary refusals and an expired token lose no event.
+    """No event is lost to lost answers, dropped calls, temporary rejections or an expired token.
 
-    An event that was published again has the same id, and such repeats are counted.
+    An event that is published again keeps its id and is counted as sent again.
     """
     emulator = run_emulator()
     rpc = "PublishStream" if streamed else "Publish"
@@ -165,7 +165,7 @@ def test_no_event_is_lost_and_repeats_keep_their_id(face, streamed, run_emulator
 
 @FACES
 def test_changed_schema_loses_no_event(face, run_emulator, connect):
-    """An event that is refused for its old schema is encoded again and sent under its id."""
+    """An event that is rejected for its old schema is reencoded and sent again under its id."""
     emulator = run_emulator(settings=Settings(accept_old_schemas=False))
 
     async def scenario():
@@ -187,7 +187,7 @@ def test_changed_schema_loses_no_event(face, run_emulator, connect):
 
 
 def test_events_that_expire_during_a_schema_fetch_fail_alone(run_emulator, connect):
-    """Events whose timeout passes during the fetch fail; later events are published."""
+    """Events that time out while the schema is fetched fail; later ones are published."""
     emulator = run_emulator(settings=Settings(accept_old_schemas=False))
     with connect(emulator).open_publisher(TOPIC, created_by=USER, timeout=1.0) as publisher:
         change_schema(emulator)
@@ -230,7 +230,7 @@ def test_added_field_can_be_set_at_once(face, run_emulator, connect):
 
 
 def change_schema(emulator) -> None:
-    """Add the field New__c to the schema of the topic."""
+    """Add the field New__c to the topic's schema."""
     schema = json.loads(emulator.bus.schema(emulator.bus.topic(TOPIC).schema_id).text)
     schema["fields"].append({"name": "New__c", "type": ["null", "string"], "default": None})
     emulator.change_schema(TOPIC, json.dumps(schema))
@@ -251,7 +251,7 @@ def change_schema(emulator) -> None:
     ],
 )
 def test_invalid_event_is_not_sent(face, value, options, says, run_emulator):
-    """The caller learns what is wrong with the event, and the next event is published."""
+    """An invalid event raises an error that says what is wrong; the next event is published."""
     emulator = run_emulator()
 
     async def scenario():
@@ -267,7 +267,7 @@ def test_invalid_event_is_not_sent(face, value, options, says, run_emulator):
 
 @FACES
 def test_send_waits_while_too_many_events_have_no_result(face, run_emulator):
-    """With a limit of five pending events, the sixth waits until the service has answered."""
+    """With a limit of five pending events, sending a sixth waits until the service answers."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
 
@@ -290,7 +290,7 @@ def test_send_waits_while_too_many_events_have_no_result(face, run_emulator):
 
 @FACES
 def test_refusal_is_in_the_receipt_and_raised_by_flush_once(face, run_emulator):
-    """Neither a second flush nor closing the publisher raises the same failure again."""
+    """After `flush` has raised a failure, neither another flush nor closing raises it again."""
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse_event", text="no such record"))
 
@@ -312,7 +312,7 @@ def test_refusal_is_in_the_receipt_and_raised_by_flush_once(face, run_emulator):
 
 @FACES
 def test_close_raises_failures_that_were_not_reported(face, run_emulator):
-    """A program that only sends still fails when an event did."""
+    """Closing a publisher raises the failure of an event whose receipt was never read."""
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse_event", text="no such record"))
 
@@ -328,7 +328,7 @@ def test_close_raises_failures_that_were_not_reported(face, run_emulator):
 
 @FACES
 def test_permission_error_ends_the_publisher(face, run_emulator):
-    """A user without the right to publish gets that error from `send`, and each receipt has it."""
+    """If the user may not publish, `send` raises that error, and receipts report it."""
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse", rpc="PublishStream", error_code="topic.meta.permission"))
 
@@ -347,7 +347,7 @@ def test_permission_error_ends_the_publisher(face, run_emulator):
 
 @FACES
 def test_event_without_a_result_fails_after_its_timeout(face, run_emulator):
-    """The result says that the event may have been published, and the error is retryable."""
+    """The result says that the event may have been published, and the error can be retried."""
     emulator = run_emulator()
     emulator.faults.add(Fault("lose_answer", times=10_000))
 
@@ -362,8 +362,8 @@ def test_event_without_a_result_fails_after_its_timeout(face, run_emulator):
 
 
 @FACES
-def test_leaving_the_block_by_an_exception_ends_at_once(face, run_emulator):
-    """The exception is raised without waiting, and receipts say that there is no result."""
+def test_an_exception_in_the_block_closes_without_waiting(face, run_emulator):
+    """An exception closes the publisher at once, and receipts report the missing result."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
     receipts = []
@@ -380,7 +380,7 @@ def test_leaving_the_block_by_an_exception_ends_at_once(face, run_emulator):
 
 @FACES
 def test_idle_stream_is_closed_by_the_client_and_reopened(face, run_emulator, connect):
-    """The client closes an idle stream before the service would; the next event opens another."""
+    """The client closes an idle stream before the service would; the next event opens a new one."""
     emulator = run_emulator(settings=Settings(publish_stream_idle_s=PATIENCE / 2))
     timings = Timings(publish_idle=0.05, backoff_initial=0.02)
 
@@ -390,15 +390,15 @@ def test_idle_stream_is_closed_by_the_client_and_reopened(face, run_emulator, co
                 assert (await (await publisher.send({}))).ok
                 assert publisher.counts.streams == count
                 await asyncio.to_thread(
-                    until, lambda: not reading(TOPIC), "the end of the idle stream"
+                    until, lambda: not is_reading(TOPIC), "the end of the idle stream"
                 )
 
     run(scenario())
     assert emulator.bus.tip() == 2
 
 
-def reading(topic: str) -> bool:
-    """Return whether a thread still reads a stream of *topic*."""
+def is_reading(topic: str) -> bool:
+    """Return whether a thread is still reading a stream of *topic*."""
     return any(thread.name == f"sfpubsub-read {topic}" for thread in threading.enumerate())
 
 
@@ -426,9 +426,9 @@ def test_publish_call_resends_unanswered_events(run_emulator, connect):
 
 
 def test_publish_call_reports_every_result(run_emulator, connect):
-    """If one of three events is refused, the error has all three results.
+    """If one of three events is rejected, the error contains all three results.
 
-    An event that cannot be encoded fails the call before any event is published.
+    An event that cannot be encoded fails the call before anything is published.
     """
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse_event", text="no such record"))
@@ -450,7 +450,7 @@ def test_publishing_an_empty_list_returns_no_results(run_emulator, connect):
 
 
 def test_topic_and_schema_are_fetched_once(run_emulator, connect):
-    """A second call of `publish` makes neither a GetTopic call nor a GetSchema call."""
+    """Calling `publish` again calls neither GetTopic nor GetSchema."""
     emulator = run_emulator()
     client = connect(emulator)
     client.publish(TOPIC, [{}], created_by=USER)
@@ -461,7 +461,7 @@ def test_topic_and_schema_are_fetched_once(run_emulator, connect):
 
 
 def test_closing_the_client_ends_its_publishers(run_emulator, connect):
-    """Nobody waits for a closed channel: the receipt says that there is no result."""
+    """Closing the client closes its publishers, and receipts report the missing result."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
     client = connect(emulator)

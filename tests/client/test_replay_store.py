@@ -183,7 +183,7 @@ def test_file_that_cannot_be_written_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("form", ["dict", "file", "shelve"])
 def test_each_run_resumes_after_the_acked_events(run_emulator, connect, tmp_path, form):
-    """Each of three runs receives ten new events, whether the store is a dict, a file or a shelf."""
+    """Each of three runs receives ten new events. The store is a dict, a file or a shelf."""
     emulator = run_emulator(settings=Settings(events_per_response=5))
     emulator.publish(TOPIC, orders(30))
     client = connect(emulator)

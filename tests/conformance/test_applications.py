@@ -74,9 +74,9 @@ class CountingStore(ReplayStore):
 
 
 def test_next_batch_raises_after_the_end_of_the_subscription(start: Start):
-    """After the end of a subscription, `next_batch` raises an error each time it is called.
+    """After a subscription has ended, every call of `next_batch` raises an error.
 
-    None only ever means that the timeout has passed.
+    None always means that the timeout has passed.
     """
     _, face = start()
     held = face.plain(TOPIC)
@@ -110,7 +110,7 @@ def test_drain_ends_next_batch_in_another_thread(start: Start):
 
 
 def test_iterating_over_a_closed_subscription_is_an_empty_loop(start: Start):
-    """Iterating over a closed subscription yields no events and raises no error, each time."""
+    """Repeatedly iterating over a closed subscription yields no events and raises no error."""
     target, face = start()
     target.publish(2)
     held = face.managed(NAME)
@@ -137,7 +137,7 @@ def test_close_commits_acked_events_and_can_be_repeated(start: Start):
 
 
 def test_close_raises_only_a_failure_that_was_not_raised_before(start: Start):
-    """`close` raises the failure that ended a subscription only if no call has raised it before."""
+    """`close` raises the failure that ended a subscription unless another call has raised it."""
     target, face = start()
     target.publish(1)
     told, untold = (
@@ -154,9 +154,9 @@ def test_close_raises_only_a_failure_that_was_not_raised_before(start: Start):
 
 
 def test_an_abandoned_subscription_warns_and_ends(start: Start):
-    """A garbage-collected subscription warns and ends, so that it does not keep the managed slot.
+    """A garbage-collected subscription warns and ends, which releases its managed slot.
 
-    Without this, `for batch in ...: break` would keep the slot until the client is closed.
+    Otherwise, `for batch in ...: break` would hold the slot until the client is closed.
     """
     target, face = start()
     target.publish(2)
@@ -178,7 +178,7 @@ def test_an_abandoned_subscription_warns_and_ends(start: Start):
 def test_an_abandoned_subscription_ends_where_warnings_are_errors(start: Start):
     """A garbage-collected subscription ends even if the application turns warnings into errors.
 
-    Test suites often do so; Python can then only print the exception that `__del__` raises.
+    Test suites often do so; Python can only print an exception that `__del__` raises.
     """
     _, face = start()
     held = face.managed(NAME)
@@ -206,7 +206,7 @@ def test_a_subscription_whose_client_was_closed_does_not_warn(start: Start):
 
 
 def test_a_wrong_argument_leaves_nothing_open(start: Start):
-    """A wrong argument is rejected before a stream is opened: no thread and no stream is left."""
+    """A wrong argument is rejected before a thread or a stream is created."""
     _, face = start()
     before = threading.active_count()
     for kind in (face.plain, face.managed):
@@ -224,7 +224,7 @@ def test_a_wrong_argument_leaves_nothing_open(start: Start):
 def test_iteration_acks_an_event_when_the_next_is_requested(start: Start):
     """`events` acks an event when the next one is requested.
 
-    After a break, the event that was being handled is therefore delivered again.
+    An event that was being handled at a `break` is therefore delivered again.
     """
     target, face = start(events_per_response=4)
     target.publish(10)
@@ -236,9 +236,9 @@ def test_iteration_acks_an_event_when_the_next_is_requested(start: Start):
 
 
 def test_next_batch_returns_the_rest_of_a_batch_after_a_break(start: Start):
-    """After a loop over `events` ends within a batch, `next_batch` returns the rest of that batch.
+    """`next_batch` returns the rest of a batch that a loop over `events` left early.
 
-    Events of the rest are not acked before the next batch is requested.
+    The rest is not acked until the next batch is requested.
     """
     target, face = start(events_per_response=5)
     target.publish(10)
@@ -252,7 +252,7 @@ def test_next_batch_returns_the_rest_of_a_batch_after_a_break(start: Start):
 
 
 def test_commit_while_iterating_commits_the_current_event(start: Start):
-    """`commit` in the loop commits up to the current event, not the rest of its response."""
+    """In the loop, `commit` commits up to the current event, but not the rest of its response."""
     target, face = start(events_per_response=5)
     target.publish(5)
     held = face.managed(NAME)
@@ -299,9 +299,9 @@ def test_a_paused_subscription_keeps_its_stream(start: Start):
 
 
 def test_datetimes_option_converts_event_values_only(start: Start):
-    """With `datetimes=True`, `event.value` has datetime objects.
+    """With `datetimes=True`, `event.value` contains datetime objects.
 
-    The event's JSON form and its `event_time` stay the same.
+    The event's JSON form and its `event_time` do not change.
     """
     target, face = start(client={"datetimes": True})
     target.publish(1)
@@ -336,7 +336,7 @@ def test_polling_does_not_shorten_the_backoff_of_a_missing_schema(start: Start):
 def test_acks_are_stored_together(start: Start, tmp_path: Any):
     """The store is not called for every ack: 200 acks cause fewer than 40 calls.
 
-    The last position is stored nevertheless.
+    Still, the last position is stored.
     """
     target, face = start(events_per_response=50)
     target.publish(200)
@@ -353,7 +353,7 @@ def test_acks_are_stored_together(start: Start, tmp_path: Any):
 
 
 def test_the_event_loop_never_calls_the_store(start: Start, tmp_path: Any):
-    """The asyncio client calls the store in threads, since writing may block the event loop.
+    """The asyncio client calls the store in threads, as writing may block the event loop.
 
     Closing the subscription stores the last acked position.
     """
@@ -373,7 +373,7 @@ def test_the_event_loop_never_calls_the_store(start: Start, tmp_path: Any):
 
 
 def test_a_failing_store_does_not_hide_the_applications_exception(start: Start):
-    """An exception in the `with` block reaches the caller even if the store fails, too."""
+    """An exception in the `with` block reaches the caller even if the store fails."""
     target, face = start()
     target.publish(2)
     held = face.plain(TOPIC, replay_store=CountingStore(OSError("disk full")), ack="manual")
@@ -383,7 +383,7 @@ def test_a_failing_store_does_not_hide_the_applications_exception(start: Start):
 
 
 def test_replay_applies_only_to_topics_that_the_store_lacks(start: Start, tmp_path: Any):
-    """`replay` is only used if the store has no position for the topic."""
+    """`replay` is used only for topics without a position in the store."""
     target, face = start()
     target.publish(4)
     with FileReplayStore(tmp_path / "positions.json") as store:
@@ -408,7 +408,7 @@ def test_objects_that_are_not_stores_are_rejected(start: Start, store: Any):
 def test_an_ack_after_close_stores_nothing(start: Start):
     """An ack after `close` does not change the stored position.
 
-    The store may be closed by then, or the next subscription may have stored a later position.
+    The store may be closed by then, or a new subscription may have stored a later position.
     """
     target, face = start(events_per_response=1)
     target.publish(2)
@@ -425,14 +425,14 @@ def test_an_ack_after_close_stores_nothing(start: Start):
 
 
 def test_two_stores_are_rejected(start: Start):
-    """A store as `replay` and a second one as `replay_store` are rejected as ambiguous."""
+    """Passing one store as `replay` and another as `replay_store` is rejected as ambiguous."""
     _, face = start()
     with pytest.raises(ConfigurationError, match="both stores"):
         face.plain(TOPIC, replay={}, replay_store={})
 
 
-def test_a_forked_child_gets_an_error(start: Start):
-    """In a forked child `drain` raises an error.
+def test_drain_raises_an_error_in_a_forked_child(start: Start):
+    """Calling `drain` in a forked child raises an error.
 
     Otherwise it would wait for threads that exist only in the parent.
     """

@@ -37,7 +37,7 @@ PLACE = {"url": ready["http"], "grpc_host": GRPC[0], "grpc_port": int(GRPC[2])}
 
 
 class EnoughError(Exception):
-    """Raised to end a subscription, because the clients have no other way."""
+    """Raised by a callback to end a subscription, for clients that offer no other way."""
 
 
 class Reader:
@@ -76,7 +76,7 @@ def with_simple_salesforce() -> dict[str, Any]:
 
 
 def with_pysfpubsub() -> dict[str, Any]:
-    """Publish an event, and receive two, with pysfpubsub."""
+    """Publish one event and receive two with pysfpubsub."""
     client = pysfpubsub.Client(**USER, **PLACE)
     client.auth()
     topic = client.get_topic(TOPIC)

@@ -42,12 +42,12 @@ class Org:
         self.bus.append(name, [Draft(b"x" * size, schema_id) for _ in range(count)])
 
     def blocks(self) -> int:
-        """Return how many blocks are stored."""
+        """Return the number of stored blocks."""
         with closing(sqlite3.connect(self.emulator.data_dir / "blocks.sqlite3")) as database:
             return int(database.execute("SELECT count(*) FROM blocks").fetchone()[0])
 
     def delete_events(self) -> None:
-        """Delete all events of the log, but not their blocks, and forget cached pages."""
+        """Delete all events from the log but keep their blocks, and clear the page cache."""
         self.emulator._store.run("DELETE FROM events")
         self.pages = Pages(self.bus, self.emulator.settings)
 
@@ -105,15 +105,15 @@ def open_org(tmp_path: Path) -> Iterator[Callable[..., Org]]:
     opened[-1].emulator.stop()
 
 
-def whole() -> int:
-    """Return the highest number of events in a page, for reading whole pages."""
+def full_pages() -> int:
+    """Return the maximum number of events in a page, so that full pages are read."""
     return 100
 
 
 def test_published_events_are_read_from_blocks(open_org):
-    """A block has up to 100 events, however they were published, also across restarts.
+    """A block holds up to 100 events, even if they were published separately or before a restart.
 
-    Streams can send them without the rows of the log.
+    Streams read blocks without reading the log.
     """
     org = open_org()
     for count in (1, 98, 200, 1, 50):
@@ -126,13 +126,13 @@ def test_published_events_are_read_from_blocks(open_org):
     assert org.blocks() == 4
     org = open_org()
     org.delete_events()
-    assert len(org.read_all(ORDERS, whole)) == 400
+    assert len(org.read_all(ORDERS, full_pages)) == 400
 
 
 def test_blocks_are_added_to_an_older_data_directory(open_org):
-    """A data directory without blocks is read as before.
+    """A data directory without blocks can still be read.
 
-    Each publication adds some blocks of old events.
+    Each publication then creates some of the missing blocks of old events.
     """
     org = open_org()
     org.publish(ORDERS, 1000)
@@ -140,25 +140,25 @@ def test_blocks_are_added_to_an_older_data_directory(open_org):
     for file in org.emulator.data_dir.glob("blocks.*"):
         file.unlink()
     org = open_org()
-    assert org.check(ORDERS, whole) == 1000
+    assert org.check(ORDERS, full_pages) == 1000
     for made in (2, 4, 6, 8, 10, 10):
         org.publish(ORDERS, 1)
         assert org.blocks() == made
-    assert org.check(ORDERS, whole) == 1006
+    assert org.check(ORDERS, full_pages) == 1006
 
 
 @pytest.mark.parametrize("changed", [{"replay_id_bytes": 8}, {"change_event_ids": False}])
 def test_blocks_of_other_settings_are_not_used(open_org, changed):
-    """If new settings change how events are encoded, no event is sent in the old encoding.
+    """Changed settings invalidate the blocks that were encoded with the old ones.
 
-    The same is true after a return to the first settings.
+    The same applies after switching back.
     """
     org = open_org()
     for settings in (Settings(**changed), SETTINGS, Settings(**changed)):
         org.publish(ACCOUNTS, 150)
-        assert org.check(ACCOUNTS, whole) == org.check(CHANGES, whole)
+        assert org.check(ACCOUNTS, full_pages) == org.check(CHANGES, full_pages)
         org = open_org(settings)
-    assert org.check(ACCOUNTS, whole) == 450
+    assert org.check(ACCOUNTS, full_pages) == 450
 
 
 LOSSES: dict[str, Callable[[Org], None]] = {
@@ -198,7 +198,7 @@ def test_blocks_match_the_log_after_random_operations(open_org, seed):
 
 
 def test_stale_blocks_after_a_kill_are_ignored(open_org):
-    """A kill may leave blocks of events that are no longer in the log. They are not sent."""
+    """Blocks of events that are no longer in the log, left behind by a kill, are not sent."""
     org = open_org()
     org.publish(ORDERS, 200)
     file, kept = org.emulator.data_dir / "blocks.sqlite3", org.emulator.data_dir / "kept"
@@ -210,38 +210,38 @@ def test_stale_blocks_after_a_kill_are_ignored(open_org):
     kept.rename(file)
     org = open_org()
     assert org.blocks() == 2
-    assert org.check(ORDERS, whole) == 50
+    assert org.check(ORDERS, full_pages) == 50
 
 
 def test_large_events_have_no_blocks(open_org):
-    """Large events have no blocks, which would double their size on disk.
+    """Large events are not stored in blocks, which would double their size on disk.
 
-    Events after them have blocks again.
+    Smaller events that follow are.
     """
     org = open_org()
     org.publish(ORDERS, 100, module._LARGEST_BYTES // 100)
     assert org.blocks() == 0
     org.publish(ORDERS, 100)
     assert org.blocks() == 1
-    assert org.check(ORDERS, whole) == 200
+    assert org.check(ORDERS, full_pages) == 200
 
 
 @pytest.mark.parametrize("happened", ["aged out", "reset", "moved"])
 def test_events_after_a_loss_have_blocks(open_org, happened):
-    """After events were lost by age, reset or move, later events have blocks."""
+    """After events are lost to expiry, a reset or a move, later events are stored in blocks."""
     org = open_org()
     org.publish(ORDERS, 100)
     LOSSES[happened](org)
     org.publish(ORDERS, 100)
     kept = 200 if happened == "moved" else 100
     org.publish(ACCOUNTS, 1)
-    assert org.check(ORDERS, whole) == kept
+    assert org.check(ORDERS, full_pages) == kept
     org.delete_events()
-    assert len(org.read_all(ORDERS, whole)) == kept
+    assert len(org.read_all(ORDERS, full_pages)) == kept
 
 
 def test_deleting_a_channel_deletes_its_blocks(open_org):
-    """A new channel with the number of a deleted one sends none of the deleted channel's events."""
+    """A channel that reuses a deleted channel's number sends none of its events."""
     org = open_org()
     org.bus.put_channel("/data/Some__chn", [ACCOUNTS])
     org.publish(ACCOUNTS, 100)
@@ -249,13 +249,13 @@ def test_deleting_a_channel_deletes_its_blocks(open_org):
     org.bus.remove_channel("/data/Some__chn")
     org.bus.put_channel("/data/Other__chn", [ACCOUNTS])
     assert org.bus.topic("/data/Other__chn").number == number
-    assert org.check("/data/Other__chn", whole) == 0
+    assert org.check("/data/Other__chn", full_pages) == 0
     org.publish(ACCOUNTS, 100)
-    assert org.check("/data/Other__chn", whole) == 100
+    assert org.check("/data/Other__chn", full_pages) == 100
 
 
 def test_events_lost_while_a_block_is_stored_are_in_no_block(open_org, monkeypatch):
-    """Events that expire while a block of them is being stored are in no block."""
+    """Events that expire while their block is being stored end up in no block."""
     org = open_org()
     org.publish(ORDERS, 99)
     put = Bus.put_block
@@ -268,4 +268,4 @@ def test_events_lost_while_a_block_is_stored_are_in_no_block(open_org, monkeypat
     monkeypatch.setattr(Bus, "put_block", late)
     org.publish(ORDERS, 1)
     assert org.blocks() == 0
-    assert org.check(ORDERS, whole) == 0
+    assert org.check(ORDERS, full_pages) == 0

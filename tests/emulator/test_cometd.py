@@ -1,4 +1,4 @@
-"""Tests of the emulator's Streaming API: sessions, delivery, replay, records and refusals."""
+"""Tests of the emulator's Streaming API: sessions, delivery, replay, records and rejections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def client(emulator):
 
 
 def error(message):
-    """Return the error text of a message that was rejected."""
+    """Return the error text of a rejected message."""
     assert message["successful"] is False
     return message["error"]
 
@@ -62,7 +62,7 @@ def test_a_handshake_returns_a_client_id_and_the_extensions(emulator):
 def test_only_the_first_connect_returns_at_once_with_advice(emulator):
     """The first connect is answered at once with advice.
 
-    Later connects are held for the timeout, and have no advice.
+    Later connects are held until the timeout and answered without advice.
     """
     client = Bayeux(emulator)
     client.handshake()
@@ -91,7 +91,7 @@ def test_a_held_connect_returns_when_an_event_is_published(start):
 
 
 def test_a_session_expires_without_a_connect(start):
-    """A session expires 40 s after the last response. Then its client id is unknown."""
+    """A session expires 40 s after the last response; its client id is then unknown."""
     clock = ManualClock()
     emulator, _ = start(clock=clock)
     client = Bayeux(emulator).ready()
@@ -105,9 +105,9 @@ def test_a_session_expires_without_a_connect(start):
 
 
 def test_the_older_of_two_connects_is_cancelled(start):
-    """If a second connect arrives while one is held, the older one is answered with HTTP 500.
+    """A second connect cancels the one that is held, which is answered with HTTP 500.
 
-    The server of the CometD project does the same.
+    The CometD project's server does the same.
     """
     emulator, _ = start(settings=Settings(streaming_timeout_s=60.0))
     client = Bayeux(emulator).ready()
@@ -132,8 +132,8 @@ def test_a_disconnect_ends_the_session(client):
     assert error(client.connect()[0]) == "403::Unknown client"
 
 
-def test_the_path_may_name_the_kind_of_message(emulator):
-    """A request is accepted if its path ends with the kind of message. Some clients append it."""
+def test_the_path_may_end_with_the_message_type(emulator):
+    """A request path may end with the message type, which some clients append."""
     client = Bayeux(emulator)
     message = {
         "channel": "/meta/handshake",
@@ -149,7 +149,7 @@ def test_the_path_may_name_the_kind_of_message(emulator):
 
 
 def test_new_events_are_those_published_after_the_subscribe(client, emulator):
-    """A subscription without a replay id, or with -1, gets only events published after it."""
+    """A subscription with no replay id, or with -1, receives only events published after it."""
     assert client.subscribe(TOPIC)["subscription"] == TOPIC
     new = emulator.publish_streaming(TOPIC, records("a", "b"))
     assert ids(client.read(2)) == new
@@ -161,14 +161,14 @@ def test_new_events_are_those_published_after_the_subscribe(client, emulator):
 
 
 def test_replay_minus_2_delivers_all_retained_events(client, emulator):
-    """A subscription with replay id -2 gets all retained events, and then the new ones."""
+    """A subscription with replay id -2 receives all retained events, and then the new ones."""
     first = emulator.publish_streaming(TOPIC, records("a", "b"))
     client.subscribe(TOPIC, ALL)
     assert ids(client.read(3))[1:] == first
 
 
 def test_a_replay_id_delivers_the_events_after_it(client, emulator):
-    """A subscription with a replay id gets the events after it, although ids have gaps."""
+    """A subscription with a replay id receives all later events, even if the ids have gaps."""
     found = emulator.publish_streaming(TOPIC, records(*"abcdefgh"))
     assert found != list(range(found[0], found[0] + 8))
     assert found == sorted(found)
@@ -209,7 +209,7 @@ def test_events_age_out(start, channel, hours):
 def test_a_filter_matches_any_of_its_conditions(client, emulator):
     """A filter on a PushTopic channel delivers events that match any of its conditions.
 
-    A field that the topic's query lacks is rejected.
+    Filtering by a field that the topic's query lacks is rejected.
     """
     client.subscribe(f"{TOPIC}?Name='a'&Name='c'")
     emulator.publish_streaming(TOPIC, records(*"abcd"))
@@ -218,7 +218,7 @@ def test_a_filter_matches_any_of_its_conditions(client, emulator):
 
 
 def test_a_generic_event_has_a_text_payload(client, emulator):
-    """A generic event has a text payload, a creation date and a replay id, and no record."""
+    """A generic event contains a text payload, a creation date and a replay id, but no record."""
     (first,) = emulator.publish_streaming(GENERIC, [{"payload": "hello"}])
     client.subscribe(GENERIC, ALL)
     (event,) = client.read(1)
@@ -228,10 +228,10 @@ def test_a_generic_event_has_a_text_payload(client, emulator):
     assert ids([event]) == [first]
 
 
-def test_platform_and_change_events_come_as_json(emulator):
-    """Platform and change events are JSON: dates are texts, and bitmaps are field names.
+def test_platform_and_change_events_are_sent_as_json(emulator):
+    """Platform and change events are sent as JSON, with dates as strings.
 
-    Fields that did not change are left out.
+    Bitmaps are expanded to field names, and unchanged fields are left out.
     """
     client = Bayeux(emulator).ready()
     header = {"changeType": "UPDATE", "recordIds": ["001"], "changedFields": ["0x02"]}
@@ -256,7 +256,7 @@ def test_pushtopics_are_not_topics_of_the_pubsub_api(client, emulator):
 
 
 def test_channels_and_events_survive_a_restart(tmp_path):
-    """Channels and events survive a restart, and sessions do not."""
+    """Channels and events survive a restart, but sessions do not."""
     with EmulatorServer(tmp_path) as emulator:
         found = emulator.publish_streaming(TOPIC, records("a", "b"))
         client = Bayeux(emulator).ready()
@@ -272,7 +272,7 @@ def test_channels_and_events_survive_a_restart(tmp_path):
 
 
 def test_settings_change_the_shape_of_responses(start):
-    """Settings control the order of events and reply, event ids, advice, and events on subscribe.
+    """Settings control event order, event ids, advice, and events in a subscribe response.
 
     Real servers differ in these.
     """
@@ -296,7 +296,7 @@ def test_settings_change_the_shape_of_responses(start):
 
 
 def test_a_response_has_a_limited_number_of_events(start):
-    """A response has at most `streaming_reply_events` events. Later connects return the rest."""
+    """A response contains at most `streaming_reply_events` events; the rest comes later."""
     emulator, _ = start(settings=Settings(streaming_reply_events=2))
     found = emulator.publish_streaming(TOPIC, records(*"abcde"))
     client = Bayeux(emulator).ready()
@@ -307,9 +307,9 @@ def test_a_response_has_a_limited_number_of_events(start):
 
 @pytest.mark.parametrize("habit", ["newest", "refuse"])
 def test_retired_versions_are_accepted_or_rejected(start, habit):
-    """Retired API versions are accepted or rejected, as the setting says.
+    """A setting determines whether retired API versions are accepted.
 
-    Versions that never existed are rejected.
+    Versions that never existed are always rejected.
     """
     emulator, _ = start(settings=Settings(streaming_old_versions=habit))
     reply = Bayeux(emulator, version="36.0").handshake()
@@ -356,7 +356,7 @@ def test_refusals_have_the_documented_texts(client, emulator):
 
 
 def test_a_large_request_is_rejected(client):
-    """A request of 32,768 bytes is rejected as a whole, and one of 32,767 bytes is accepted."""
+    """A request of 32,768 bytes is rejected; one of 32,767 bytes is accepted."""
     message = {"channel": "/meta/subscribe", "clientId": client.client_id, "subscription": TOPIC}
     size = len(f"[{json.dumps({**message, 'x': ''})}]")
     status, (reply,) = client.post({**message, "x": "x" * (32_767 - size)})
@@ -380,15 +380,15 @@ def test_an_invalid_body_is_answered_with_an_html_page(emulator, body):
     [("", "401::Request requires authentication"), ("wrong", "401::Authentication invalid")],
 )
 def test_a_denied_handshake_gives_the_reason_in_its_ext(emulator, token, reason):
-    """A handshake without a valid token is denied. Only the reply's `ext` says why."""
+    """A handshake without a valid token is denied; only the reply's `ext` contains the reason."""
     reply = Bayeux(emulator, token=token).handshake()
     assert error(reply) == "403::Handshake denied"
     assert reply["advice"]["reconnect"] == "none"
     assert reply["ext"]["sfdc"] == {"failureReason": reason}
 
 
-def test_every_text_is_in_the_documented_form():
-    """Every error text has the documented form: a status of three digits, two colons and words."""
+def test_error_texts_have_the_documented_format():
+    """Every error text consists of a three-digit status, two colons and a message."""
     for key, text in TEXTS.items():
         assert re.fullmatch(r"[45]\d\d::[A-Za-z].+", text), key
 
@@ -441,14 +441,14 @@ def test_an_invalid_pushtopic_is_rejected(emulator, body, code):
     ],
 )
 def test_invalid_queries_of_pushtopics_are_rejected(emulator, query, code):
-    """A query of an unknown object or field, or with invalid syntax, has its own error code."""
+    """An unknown object or field and invalid syntax are rejected with different error codes."""
     assert rest(emulator, "GET", f"{DATA}/query?q={query}").code == (400, code)
 
 
 def test_a_push_reaches_all_users_or_listed_ones(emulator):
-    """A push without user ids is a broadcast, and one with user ids reaches only these users.
+    """A push without user ids is a broadcast; otherwise it reaches only the listed users.
 
-    A broadcast has the fanout count -1. The users that are online can be requested.
+    The fanout count of a broadcast is -1, and a GET request lists the users who are online.
     """
     path = f"{DATA}/sobjects/StreamingChannel"
     made = rest(emulator, "POST", path, {"Name": GENERIC}).json["id"]

@@ -66,7 +66,7 @@ def test_default_credentials_are_documented():
 
 
 def test_settings_and_errors_exist():
-    """Every setting in the table exists, and every error code of sign-in is on the page."""
+    """Every setting in the table exists, and the page lists every error code of sign-in."""
     rows = re.search(r"## Settings\n(.*?)\n## ", PAGE, re.DOTALL)[1]
     named = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (.*?) \|", rows, re.MULTILINE)))
     assert set(named) <= {item.name for item in fields(Settings)}
@@ -90,7 +90,7 @@ EVIDENCE = page("emulator-evidence").read_text(encoding="utf-8")
 
 
 def test_the_example_and_the_object_of_the_records_page_work(tmp_path, monkeypatch):
-    """The Python example on the page about records runs, and the object in its seed is valid."""
+    """The Python example on the records page runs, and the object in its seed is valid."""
     monkeypatch.chdir(tmp_path)
     (code,) = blocks(page("emulator-records"), "python")
     exec(compile(code, "example", "exec"), {"__name__": "example"})
@@ -120,10 +120,10 @@ MARKS = ("DOC", "PROTO", "SAMPLE", "CLIENT", "SEEN", "2ND", "UNCONF")
 
 
 def test_evidence_has_sources_and_dates():
-    """Each behaviour on the page has a source or the mark UNCONF.
+    """Each behaviour on the page names a source or is marked UNCONF.
 
-    In a table with a column of tests, each one also has a test. Each section has the date on which
-    it was looked up.
+    If a table has a column for tests, each row must name one. Each section states when it was
+    looked up.
     """
     for section in EVIDENCE.split("\n## ")[1:]:
         head, _, text = section.partition("\n")
@@ -137,7 +137,7 @@ def test_evidence_has_sources_and_dates():
 
 
 def test_evidence_has_every_status():
-    """The page lists exactly the error codes and statuses of the code.
+    """The page lists exactly those error codes and statuses that the code has.
 
     Statuses that were never observed are marked UNCONF.
     """

@@ -1,4 +1,4 @@
-"""Signing in: each OAuth flow and SOAP, what they return, and how invalid requests are refused."""
+"""Tests of the OAuth flows and SOAP sign-in: what they return, and which requests are rejected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MISSING = (400, "invalid_request", "a parameter of this grant type is missing")
 
 
 def pem(key: Any) -> str:
-    """Return the public part of a key as PEM text."""
+    """Return a key's public part in PEM format."""
     return (
         key.public_key()
         .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -60,7 +60,7 @@ def key() -> Any:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: Any, key: Any) -> Any:
-    """One emulator over TLS, for the tests that leave no state behind."""
+    """An emulator over TLS, shared by the tests that do not change it."""
     directory = tmp_path_factory.mktemp("emulator")
     with EmulatorServer(directory, tls=True) as emulator:
         emulator.accounts.put_app("emulator", public_key=pem(key))
@@ -73,8 +73,10 @@ def shared(tmp_path_factory: Any, key: Any) -> Any:
 
 
 def assertion(emulator: Any, key: Any, algorithm: str = "RS256", **changes: Any) -> str:
-    """Return a signed JWT assertion. `changes` overrides claims: None removes one, and a function
-    is called for its value."""
+    """Return a signed JWT assertion with changed claims.
+
+    In `changes`, None removes a claim, and a function is called for its value.
+    """
     claims = {
         "iss": "emulator",
         "sub": USER["username"],
@@ -102,8 +104,7 @@ def sign_in(emulator: Any, key: Any, grant_type: str) -> Any:
 
 @pytest.mark.parametrize("grant_type", FLOWS)
 def test_flow_returns_a_valid_token(shared, key, grant_type):
-    """Over TLS each flow returns an answer of the documented form, with a token that authorizes
-    gRPC calls."""
+    """Over TLS, each flow returns the documented response, whose token authorizes gRPC calls."""
     before = time.time()
     reply = sign_in(shared, key, grant_type)
     assert reply.status == 200
@@ -135,8 +136,10 @@ def test_flow_returns_a_valid_token(shared, key, grant_type):
 
 
 def test_credentials_in_a_basic_header(shared):
-    """The client ID and secret are also accepted in a Basic header, as some clients send them; a
-    header that is wrong or malformed returns status 400."""
+    """A client's ID and secret are also accepted in a Basic header.
+
+    A wrong or malformed header is rejected with status 400.
+    """
     basic = base64.b64encode(f"{APP['client_id']}:{APP['client_secret']}".encode()).decode()
     fields = {"grant_type": "client_credentials"}
     path = "/services/oauth2/token"
@@ -190,14 +193,14 @@ def test_credentials_in_a_basic_header(shared):
     ],
 )
 def test_refused_sign_ins(shared, grant_type, fields, expected):
-    """Each refused sign-in returns the error code and description that the real service uses."""
+    """Each rejected sign-in returns the same error code and description as the real service."""
     if expected == "expired":
         expected = (400, INVALID_GRANT, "expired access/refresh token")
     assert token(shared, grant_type, **fields).error == expected
 
 
 def test_refresh_without_the_client_secret(shared):
-    """An app may use its refresh token without its client secret."""
+    """An app can use its refresh token without its client secret."""
     fields = {"grant_type": "refresh_token", "client_id": "emulator", "refresh_token": REFRESH}
     assert form(shared, "/services/oauth2/token", fields).status == 200
 
@@ -231,16 +234,17 @@ def test_refresh_without_the_client_secret(shared):
     ],
 )
 def test_assertion_claims(shared, key, changes, expected):
-    """Issuer, subject, audience and expiry of a JWT assertion are checked, and an invalid one
-    returns the matching error."""
+    """An invalid issuer, subject, audience or expiry of an assertion returns a matching error."""
     fields = {"grant_type": JWT_BEARER, "assertion": assertion(shared, key, **changes)}
     reply = form(shared, "/services/oauth2/token", fields)
     assert reply.status == 200 if expected is None else reply.error == expected
 
 
 def test_assertion_signature(shared, key):
-    """A JWT assertion is refused if it is unsigned, malformed, or signed with another key or
-    algorithm."""
+    """A JWT assertion is rejected if it is unsigned, malformed, or signed with another key.
+
+    Another algorithm is rejected as well.
+    """
     other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     good = assertion(shared, key)
     head, claims, signature = good.split(".")
@@ -263,8 +267,10 @@ def test_assertion_signature(shared, key):
 
 
 def test_assertion_ignores_clock_jumps(start, key):
-    """A JWT assertion is checked against real time, because a client does not know that the
-    emulator's clock was moved forward."""
+    """A JWT assertion is checked against real time, even if the emulator's clock was moved.
+
+    A client does not know about the emulator's clock.
+    """
     emulator, _ = start()
     emulator.accounts.put_app("emulator", public_key=pem(key))
     emulator.clock.jump(73 * 3600)
@@ -272,8 +278,7 @@ def test_assertion_ignores_clock_jumps(start, key):
 
 
 def test_invalid_public_key(emulator):
-    """A public key that is malformed, or that RS256 cannot use, is refused when it is set, and the
-    app stays unchanged."""
+    """A public key that is malformed or unusable for RS256 is rejected and changes nothing."""
     for text in ("x", pem(ec.generate_private_key(ec.SECP256R1())), "-----BEGIN CERTIFICATE-----"):
         with pytest.raises(EmulatorProblem, match="not an RSA key"):
             emulator.accounts.put_app("emulator", public_key=text)
@@ -283,8 +288,10 @@ def test_invalid_public_key(emulator):
 
 
 def test_public_key_without_pyjwt(emulator, key, monkeypatch):
-    """Without PyJWT, setting a public key raises an error that names the extra to install; flows
-    other than JWT bearer still work."""
+    """Without PyJWT, setting a public key raises an error that names the extra to install.
+
+    Other flows than JWT bearer still work.
+    """
     monkeypatch.setitem(sys.modules, "jwt", None)
     with pytest.raises(EmulatorProblem, match=r"sfpubsub\[emulator\]"):
         emulator.accounts.put_app("emulator", public_key=pem(key))
@@ -293,8 +300,7 @@ def test_public_key_without_pyjwt(emulator, key, monkeypatch):
 
 
 def test_refresh_token_rotation(start):
-    """With `rotate_refresh_tokens` a refresh token can be used only once, and the answer contains
-    the next one."""
+    """With `rotate_refresh_tokens`, each refresh token can be used once and is then replaced."""
     emulator, _ = start(settings=Settings(rotate_refresh_tokens=True))
     first = token(emulator, "refresh_token", refresh_token=REFRESH)
     second = first.json["refresh_token"]
@@ -305,8 +311,7 @@ def test_refresh_token_rotation(start):
 
 
 def test_concurrent_refresh_token_rotation(start):
-    """If eight requests use the same rotating refresh token at the same time, exactly one
-    succeeds."""
+    """If eight requests use the same rotating refresh token at once, exactly one succeeds."""
     emulator, _ = start(settings=Settings(rotate_refresh_tokens=True))
     with ThreadPoolExecutor(8) as pool:
         replies = pool.map(
@@ -320,8 +325,10 @@ def bearer(access_token: str) -> dict[str, str]:
 
 
 def test_userinfo(emulator):
-    """GET and POST on the userinfo endpoint, and GET on the token's id URL, return the token's user
-    and the 18-character ID of the org."""
+    """The userinfo endpoint and the token's id URL return the token's user and org.
+
+    The org's ID has 18 characters.
+    """
     answer = token(emulator, "password", **USER).json
     for reply in (
         ask(emulator, "GET", USERINFO, headers=bearer(answer["access_token"])),
@@ -347,8 +354,10 @@ def test_userinfo(emulator):
     [({}, "Missing_OAuth_Token"), ({"Authorization": "Bearer x"}, "Bad_OAuth_Token")],
 )
 def test_userinfo_without_a_valid_token(shared, headers, text):
-    """The userinfo endpoint answers a missing or unknown token with status 403 in plain text, as
-    the real service does."""
+    """Without a valid token, the userinfo endpoint returns status 403 in plain text.
+
+    The real service does the same.
+    """
     reply = ask(shared, "GET", USERINFO, headers=headers)
     assert (reply.status, reply.text) == (403, text)
 
@@ -363,8 +372,10 @@ def test_id_url_of_another_org_or_user(shared):
 
 
 def test_revoking_a_token(emulator, client):
-    """A revoked token is refused by gRPC, userinfo and REST; the stream that it opened continues,
-    as on the real service, and other tokens stay valid."""
+    """A revoked token is rejected by gRPC, userinfo and REST; other tokens stay valid.
+
+    As on the real service, a stream that it opened continues.
+    """
     given = token(emulator).json["access_token"]
     client.metadata = (("accesstoken", given), *emulator.metadata[1:])
     stream = client.subscribe()
@@ -385,8 +396,11 @@ def test_revoking_a_token(emulator, client):
 
 
 def test_revoking_a_refresh_token(emulator):
-    """Revoking a refresh token also revokes the access tokens that were issued for it, but no
-    others; setting the same refresh token again does not restore it."""
+    """Revoking a refresh token also revokes the access tokens that were issued for it.
+
+    Other access tokens stay valid, and configuring the same refresh token again does not restore
+    it.
+    """
     made = token(emulator, "refresh_token", refresh_token=REFRESH).json["access_token"]
     other = token(emulator).json["access_token"]
     assert form(emulator, REVOKE, {"token": REFRESH}).status == 200
@@ -398,8 +412,10 @@ def test_revoking_a_refresh_token(emulator):
 
 
 def test_tokens_expire_on_the_emulator_clock(start):
-    """A token expires after `token_lifetime_s` of the emulator's clock: calls are then refused and
-    streams end, until the client signs in again."""
+    """A token expires after `token_lifetime_s` on the emulator's clock.
+
+    Calls are then rejected and streams end, until the client signs in again.
+    """
     emulator, client = start(clock=ManualClock(), settings=Settings(token_lifetime_s=900))
     given = token(emulator).json["access_token"]
     client.metadata = (("accesstoken", given), *emulator.metadata[1:])
@@ -447,8 +463,10 @@ def test_admin_expires_one_token(emulator, client):
 
 
 def test_sign_ins_survive_a_restart(tmp_path):
-    """Tokens, users, revoked tokens and used refresh tokens are the same after a restart, and so is
-    the emulator's own token."""
+    """Issued tokens, users, revocations and used refresh tokens survive a restart.
+
+    So does the emulator's own token.
+    """
     settings = Settings(rotate_refresh_tokens=True)
     with EmulatorServer(tmp_path, settings=settings) as emulator:
         own = emulator.access_token
@@ -469,8 +487,7 @@ def test_sign_ins_survive_a_restart(tmp_path):
 
 
 def test_tokens_are_bounded(emulator, monkeypatch):
-    """When there are more sign-ins than tokens are kept, the oldest tokens become invalid, but
-    never the emulator's own."""
+    """If too many tokens were issued, the oldest expire, but never the emulator's own."""
     monkeypatch.setattr("sfpubsub.emulator.org.sessions._MOST_TOKENS", 3)
     given = [token(emulator).json["access_token"] for _ in range(5)]
     good = [ask(emulator, "GET", USERINFO, headers=bearer(item)).status for item in given]
@@ -480,8 +497,10 @@ def test_tokens_are_bounded(emulator, monkeypatch):
 
 @pytest.mark.parametrize("path", ["/services/oauth2/token", REVOKE])
 def test_token_endpoints_accept_only_valid_forms(shared, path):
-    """GET, JSON, a duplicate parameter, too many parameters, and invalid UTF-8 each return an
-    `invalid_request` error."""
+    """A token request that is not a valid form posted by HTTP returns `invalid_request`.
+
+    This includes GET, JSON, duplicate or too many parameters, and invalid UTF-8.
+    """
     assert ask(shared, "GET", path).error == (400, "invalid_request", "must use HTTP POST")
     kind = {"Content-Type": "application/json"}
     form_kind = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -530,8 +549,10 @@ def between(text: str, name: str) -> str:
 
 
 def test_soap_login(emulator):
-    """A SOAP login with a username and password, whose XML entities are decoded, returns a session;
-    a wrong password, an unsupported version and a malformed request each return a fault."""
+    """A SOAP login decodes XML entities in the username and password, and returns a session.
+
+    A wrong password, an unsupported version and a malformed request each return a fault.
+    """
     emulator.accounts.put_user("a&b@example.com", "<secret>")
     reply = soap(emulator, SOAP.format("a&amp;b@example.com", "&lt;secret&gt;"))
     assert reply.status == 200
@@ -549,8 +570,7 @@ def test_soap_login(emulator):
 
 
 def test_soap_login_xml_features(emulator):
-    """A SOAP login may use CDATA sections, namespace prefixes, comments and another encoding, as
-    clients do."""
+    """A SOAP login may use CDATA sections, namespace prefixes, comments and other encodings."""
     emulator.accounts.put_user("müller@example.com", "a<b&c")
     name, word = "<![CDATA[müller@example.com]]>", "a<![CDATA[<b]]>&#38;<!-- - -->c"
     prefixed = (
@@ -567,8 +587,10 @@ def test_soap_login_xml_features(emulator):
 
 
 def test_soap_login_result_order(emulator):
-    """The elements of a login result are at the positions where clients that read them by index
-    expect `serverUrl`, `sessionId`, `userInfo` and the org's ID."""
+    """The elements of a login result are in the order on which some clients rely.
+
+    These clients read `serverUrl`, `sessionId`, `userInfo` and the org's ID by index.
+    """
     reply = soap(emulator, SOAP.format(*USER.values()))
     ((answer,),) = [list(body) for body in ElementTree.fromstring(reply.text)]
     (result,) = answer
@@ -597,15 +619,20 @@ def test_soap_login_result_order(emulator):
     ],
 )
 def test_soap_refuses_malformed_calls(emulator, evil):
-    """A SOAP request with a document type, an undefined entity, deep nesting, or an unknown
-    encoding, namespace or call returns a client fault."""
+    """Malformed SOAP requests return a client fault.
+
+    Examples are a document type, an undefined entity, deep nesting, and an unknown encoding,
+    namespace or call.
+    """
     reply = soap(emulator, evil.replace("{}", "x"))
     assert (reply.status, between(reply.text, "faultcode")) == (500, "soapenv:Client")
 
 
 def test_soap_logout(emulator):
-    """A SOAP logout ends its session, and a second one returns a fault; before, the session could
-    look up its own identity URL."""
+    """A SOAP session can read its own identity URL until it logs out.
+
+    A second logout returns a fault.
+    """
     session = between(soap(emulator, SOAP.format(*USER.values())).text, "sessionId")
     resources = ask(emulator, "GET", "/services/data/v60.0", headers=bearer(session)).json
     identity = resources["identity"].removeprefix(emulator.http_url)

@@ -1,5 +1,4 @@
-"""The emulator's web page without a browser: its content, the requests that it refuses, and its
-stream of live updates."""
+"""The emulator's web page without a browser: content, rejected requests and live updates."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ PAGES = [
 
 @pytest.fixture(scope="module")
 def org(tmp_path_factory):
-    """One emulator for all tests of the module, with an event that contains HTML."""
+    """An emulator with an event that contains HTML, shared by all tests of the module."""
     with EmulatorServer(tmp_path_factory.mktemp("data"), clock=ManualClock()) as emulator:
         emulator.publish(ORDERS, [{"City__c": NASTY}])
         yield emulator
@@ -57,15 +56,17 @@ def load(org: Any, path: str) -> str:
 
 
 def token(org: Any) -> str:
-    """Return the token that the page's forms contain against forgery."""
+    """Return the anti-forgery token of the page's forms."""
     found = re.search(r'name="form-token" value="([^"]+)"', load(org, "/ui/clock"))
     assert found
     return found[1]
 
 
 def send(org: Any, path: str, headers: Any = None, **fields: str) -> tuple[int, str, str]:
-    """Post a form as the page does, and return the status, the Location header and the text of the
-    response, without following a redirect."""
+    """Post a form as the page does; return the status, the Location header and the body.
+
+    Redirects are not followed.
+    """
     fields.setdefault("form-token", token(org))
     host = urllib.parse.urlsplit(org.http_url).netloc
     connection = http.client.HTTPConnection(host, timeout=WAIT_S)
@@ -78,7 +79,7 @@ def send(org: Any, path: str, headers: Any = None, **fields: str) -> tuple[int, 
 
 
 class Updates:
-    """A stream of server-sent events, read as a browser reads it."""
+    """A stream of server-sent events, read the way a browser does."""
 
     def __init__(self, org: Any, path: str, headers: Any = None) -> None:
         host = urllib.parse.urlsplit(org.http_url).netloc
@@ -87,8 +88,10 @@ class Updates:
         self.answer = self.connection.getresponse()
 
     def next(self, kind: str) -> dict[str, str]:
-        """Return the data of the next message of the given kind. Its `mark` is the message's ID, or
-        empty if it has none."""
+        """Return the data of the next message of this kind.
+
+        Its `mark` is the message's ID, or empty if there is none.
+        """
         fields: dict[str, str] = {}
         while True:
             line = self.answer.readline().decode()
@@ -122,8 +125,10 @@ def updates(org):
 
 @pytest.mark.parametrize("path", PAGES)
 def test_page_loads_nothing_from_other_hosts(org, path):
-    """A page refers to no other host, contains no inline script or style, and has a
-    Content-Security-Policy that enforces this."""
+    """A page contains no URLs of other hosts and no inline scripts or styles.
+
+    Its Content-Security-Policy enforces this.
+    """
     reply = ask(org, "GET", path, headers=HTML)
     text = reply.text
     assert reply.status == 200
@@ -138,7 +143,7 @@ def test_page_loads_nothing_from_other_hosts(org, path):
 
 
 def test_input_is_escaped(org, updates):
-    """The values of an event, the name of a topic, and the input of a form are always escaped."""
+    """Event values, topic names and form input are always escaped."""
     assert "<script>alert" not in load(org, TOPIC)
     assert html.escape(NASTY) in load(org, TOPIC)
     assert (
@@ -166,8 +171,7 @@ def test_input_is_escaped(org, updates):
     ],
 )
 def test_forged_form_changes_nothing(org, headers, fields):
-    """A form without the page's own token, from another origin, or with a wrong content type is
-    refused and publishes nothing."""
+    """A form with a missing or wrong token, origin or content type publishes nothing."""
     before = org.bus.tip()
     status, _, _ = send(org, "/ui/topic", headers, **{"form-topic": ORDERS, **fields})
     assert status in (403, 415)
@@ -177,8 +181,10 @@ def test_forged_form_changes_nothing(org, headers, fields):
 @pytest.mark.parametrize("host", ["evil.example.com", "127.0.0.1.example.com", "", "[::1"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_dns_rebinding_is_refused(org, method, host):
-    """Against DNS rebinding, a request with a Host name that anyone can register is refused with
-    status 421 and shows no data."""
+    """A request whose Host header names a public domain is rejected with status 421.
+
+    Otherwise, DNS rebinding could expose data to a web site.
+    """
     reply = ask(org, method, TOPIC, b"" if method == "POST" else None, {"Host": host, **HTML})
     assert reply.status == 421
     assert NASTY not in html.unescape(reply.text)
@@ -188,14 +194,18 @@ def test_dns_rebinding_is_refused(org, method, host):
     "host", ["localhost:1", "emulator:7012", "[::1]:7012", "10.0.0.7", "a.localhost"]
 )
 def test_local_host_names_are_served(org, host):
-    """The page is served under IP addresses, localhost, and names without a dot, such as those of
-    containers."""
+    """The page is served under IP addresses, localhost and host names without a dot.
+
+    The latter are those of containers.
+    """
     assert ask(org, "GET", "/", headers={"Host": host, **HTML}).status == 200
 
 
 def test_publish_from_the_form(org):
-    """The form publishes its input with the type of each field and blank fields as null; a JSON
-    array publishes several events."""
+    """The form publishes each field with its own type, and blank fields as null.
+
+    A JSON array publishes several events.
+    """
     done = send(
         org,
         "/ui/topic",
@@ -237,8 +247,7 @@ def last(org: Any, name: str) -> dict[str, Any]:
     ],
 )
 def test_publish_form_reports_invalid_input(org, fields, said):
-    """Invalid input is reported with status 400 on the same form, which keeps the input, and
-    nothing is published."""
+    """Invalid input publishes nothing; the form is returned with status 400 and keeps the input."""
     before = org.bus.tip()
     entered = {"form-topic": ORDERS, "Order_Number__c": "kept", **fields}
     status, _, text = send(org, "/ui/topic", **entered)
@@ -249,8 +258,7 @@ def test_publish_form_reports_invalid_input(org, fields, said):
 
 
 def test_live_updates_send_each_event_once(org, updates):
-    """A new event is sent on the stream of updates right away; a browser that reconnects with its
-    last ID receives the events that it missed, and none twice."""
+    """A new event is streamed at once; a browser that reconnects receives only those it missed."""
     path = f"/ui/topic/live?name={ORDERS}&after={org.bus.tip()}"
     stream = updates(path)
     assert stream.next("put")["id"].endswith("-published")
@@ -277,8 +285,7 @@ def test_open_page_is_not_counted_as_a_stream(org, updates):
 
 
 def test_open_pages_are_bounded(org, updates, monkeypatch):
-    """Open pages can use only a limited number of connections: one page too many gets status 503,
-    and when one is closed there is room again."""
+    """One page too many is rejected with status 503, until another page is closed."""
     monkeypatch.setattr(listener, "_STREAMS", 1)
     until(lambda: not org._http._server._streams)
     stream = updates("/ui/clock/live")
@@ -290,8 +297,10 @@ def test_open_pages_are_bounded(org, updates, monkeypatch):
 
 
 def test_open_page_does_not_delay_the_stop(tmp_path, caplog, monkeypatch):
-    """The emulator stops at once while a page is open, without logging anything or leaving a thread
-    behind."""
+    """The emulator stops at once even if a page is open.
+
+    It logs nothing and leaves no thread behind.
+    """
     before = set(threading.enumerate())
     emulator = EmulatorServer(tmp_path).start()
     stream = Updates(emulator, "/ui/live")
@@ -307,8 +316,7 @@ def test_open_page_does_not_delay_the_stop(tmp_path, caplog, monkeypatch):
 
 
 def test_streams_show_their_credit(start):
-    """An open stream is listed with the number of events that it can still receive, and disappears
-    from the list when it ends."""
+    """An open stream is listed with its outstanding credit until it ends."""
     emulator, client = start()
     stream = client.subscribe(num_requested=42)
     emulator.publish(ORDERS, [{}, {}])
@@ -321,8 +329,10 @@ def test_streams_show_their_credit(start):
 
 
 def test_lag_over_time():
-    """The lag at a time is the number of events published so far after the last committed position;
-    before the first commit of this process, the position that was stored earlier applies."""
+    """The lag at a given time is the number of events published since the last committed position.
+
+    Before the first commit of this process, the previously stored position counts.
+    """
     published = [(position, float(position)) for position in range(1, 11)]
     history = CommitHistory({"a": 2, "b": None})
     history.note("a", 5, 7.0)
@@ -335,8 +345,10 @@ def test_lag_over_time():
 
 
 def test_subscription_shows_position_lag_and_plot(start):
-    """The page shows a subscription's committed position and its lag, as a number and as a plot,
-    and its form changes the state."""
+    """The page shows a subscription's committed position, its lag and a plot of the lag.
+
+    Its form changes the subscription's state.
+    """
     emulator, client = start()
     stream = client.managed()
     emulator.publish(ORDERS, [{} for _ in range(10)])
@@ -355,8 +367,7 @@ def test_subscription_shows_position_lag_and_plot(start):
 
 
 def test_every_kind_of_fault_has_a_form(org):
-    """Each kind of fault has a form that can be sent with its default values, except the kinds that
-    need a target."""
+    """Every kind of fault has a form whose default values work, unless it needs a target."""
     text = load(org, "/ui/faults")
     needing = set()
     for kind in KINDS:
@@ -377,8 +388,10 @@ def test_every_kind_of_fault_has_a_form(org):
 
 
 def test_fault_can_be_switched_off(org):
-    """A fault that can still happen has a button that switches it off; one that is complete has
-    none, and an unknown number returns status 400."""
+    """A fault that can still occur has a button that disables it; a completed one has none.
+
+    An unknown number is rejected with status 400.
+    """
     number = org.faults.add(Fault("drop_stream", times=2))
     (event,) = org.publish(ORDERS, [{}])
     done = org.faults.add(Fault("corrupt_id", replay_id=event.replay_id.hex()))
@@ -395,8 +408,10 @@ def test_fault_can_be_switched_off(org):
 
 @pytest.mark.parametrize("text", ["-1", "", "nan", "inf", "soon", "1e12"])
 def test_clock_only_moves_forward(org, text):
-    """A number of seconds moves the clock forward; a value that is negative, too large or not a
-    number returns status 400."""
+    """The clock moves forward by a number of seconds.
+
+    A value that is negative, too large or not a number is rejected with status 400.
+    """
     before = org.clock.now()
     assert send(org, "/ui/clock", seconds="90")[:2] == (303, "/ui/clock?done=jumped")
     assert org.clock.now() == before + 90
@@ -405,8 +420,10 @@ def test_clock_only_moves_forward(org, text):
 
 
 def test_record_forms(org):
-    """A record can be created, updated and deleted through its forms, and the change event of an
-    update contains only the changed fields."""
+    """Records can be created, updated and deleted through forms.
+
+    The change event of an update contains only the changed fields.
+    """
     status, place, _ = send(org, "/ui/records", **{"form-object": "Account", "Name": "Burlington"})
     assert status == 303
     key = urllib.parse.parse_qs(place)["id"][0]
@@ -433,8 +450,11 @@ def form_before(org, place):
 
 
 def test_record_form_saves_only_changed_fields(org):
-    """A record's form updates only the fields that the user changed: a field that an API call
-    changed in the meantime, and line ends that browsers rewrite, stay as they are."""
+    """A record's form updates only the fields that the user changed.
+
+    Fields changed by an API call in the meantime, and line breaks rewritten by browsers, are left
+    as they are.
+    """
     user = org.accounts.holder("")
     key = org.records.create(
         "Account", {"Name": "A", "Phone": "1", "Description": "\none\ntwo", "Fax": "1\n2"}, user
@@ -454,5 +474,5 @@ def test_record_form_saves_only_changed_fields(org):
 
 
 def test_notice_cannot_be_injected(org):
-    """A link to the page cannot make it show an arbitrary text as a notice."""
+    """A link to the page cannot make it show arbitrary text as a notice."""
     assert "Pay me" not in load(org, "/?done=Pay+me")

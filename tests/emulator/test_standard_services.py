@@ -1,5 +1,4 @@
-"""The standard gRPC services for health and reflection, as used by tools that do not have the proto
-file."""
+"""The standard gRPC services for health and reflection, used by tools without the proto file."""
 
 from __future__ import annotations
 
@@ -26,21 +25,23 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: Any) -> Any:
-    """One emulator for all tests of this module."""
+    """An emulator shared by all tests of the module."""
     with EmulatorServer(tmp_path_factory.mktemp("emulator")) as emulator:
         yield emulator
 
 
 @pytest.fixture
 def channel(emulator: EmulatorServer) -> Any:
-    """A channel without credentials, because neither service requires any."""
+    """A channel without credentials, which neither service requires."""
     with grpc.insecure_channel(emulator.grpc_target) as channel:
         yield channel
 
 
 def test_health(channel):
-    """The server as a whole and the Pub/Sub service are reported as SERVING, by Check and by Watch;
-    another service is NOT_FOUND."""
+    """Check and Watch report the server and the Pub/Sub service as SERVING.
+
+    Any other service is reported as NOT_FOUND.
+    """
     stub = health_pb2_grpc.HealthStub(channel)
     for name in ("", SERVICE):
         asked = health_pb2.HealthCheckRequest(service=name)
@@ -54,8 +55,7 @@ def test_health(channel):
 
 
 def test_client_without_the_proto_file(emulator, channel):
-    """A client without the proto file discovers the service and its messages through reflection,
-    and calls GetTopic with them."""
+    """A client can discover the service through reflection and call it without the proto file."""
     database = ProtoReflectionDescriptorDatabase(channel)
     assert SERVICE in database.get_services()
     pool = descriptor_pool.DescriptorPool(database)
@@ -70,8 +70,7 @@ def test_client_without_the_proto_file(emulator, channel):
 
 
 def reflect(channel: Any, version: str, *requests: Any) -> Any:
-    """Send requests to one version of the reflection service, and return its stream of
-    responses."""
+    """Send requests to one version of the reflection service; return its stream of responses."""
     return channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -81,8 +80,10 @@ def reflect(channel: Any, version: str, *requests: Any) -> Any:
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 def test_reflection_in_both_versions(channel, version):
-    """Reflection works in both versions, v1 and v1alpha, and an unknown symbol returns an error
-    response without ending the stream."""
+    """Reflection works in versions v1 and v1alpha.
+
+    An unknown symbol returns an error response without ending the stream.
+    """
     (listed, found, missing) = reflect(
         channel,
         version,
@@ -98,8 +99,7 @@ def test_reflection_in_both_versions(channel, version):
 
 
 def test_reflection_streams_are_bounded(channel):
-    """Open reflection streams are limited to 16, and unary calls still work when the limit is
-    reached."""
+    """At most 16 reflection streams can be open; at the limit, unary calls still work."""
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     gate: queue.Queue[Any] = queue.Queue()
 
@@ -126,8 +126,10 @@ def test_reflection_streams_are_bounded(channel):
 
 
 def test_emulator_without_the_optional_packages(tmp_path, monkeypatch):
-    """Without the optional packages the emulator still starts, and reports the health service as
-    UNIMPLEMENTED."""
+    """Without the optional packages, the emulator starts without a health service.
+
+    Requests to it return UNIMPLEMENTED.
+    """
     monkeypatch.setitem(sys.modules, "grpc_health", None)
     monkeypatch.setitem(sys.modules, "grpc_health.v1", None)
     with (

@@ -1,5 +1,4 @@
-"""Subscribe: the start position, requested events (credit), order, keepalives, and the end of a
-stream."""
+"""Subscribe: the start position, credit, order, keepalives, and the end of a stream."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ def orders(count, start=0):
 
 
 def test_earliest_delivers_everything_in_order(emulator, client):
-    """EARLIEST starts at the oldest event, and delivers IDs and replay IDs in the order of
-    publishing."""
+    """EARLIEST starts at the oldest event and delivers all events in the order of publication."""
     published = emulator.publish(ORDERS, orders(250))
     stream = client.subscribe()
     got = stream.events(100)
@@ -42,8 +40,10 @@ def test_latest_delivers_only_new_events(emulator, client):
 
 @pytest.mark.parametrize("length", [8, 10])
 def test_custom_starts_after_the_replay_id(emulator, client, length):
-    """CUSTOM starts after the event with the given replay ID, which may be shortened to its first
-    eight bytes."""
+    """CUSTOM starts after the event with the given replay ID.
+
+    Its first eight bytes are enough.
+    """
     published = emulator.publish(ORDERS, orders(5))
     stream = client.subscribe(replay_preset=pb.CUSTOM, replay_id=published[2].replay_id[:length])
     assert [e.replay_id for e in stream.events(2)] == [p.replay_id for p in published[3:]]
@@ -69,13 +69,12 @@ def test_custom_starts_after_the_replay_id(emulator, client, length):
     ],
 )
 def test_first_request_is_refused(client, first, suffix):
-    """A first request that breaks a rule ends the stream with the error code of that rule."""
+    """A first request that violates a rule ends the stream with that rule's error code."""
     assert client.subscribe(**first).refusal() == suffix
 
 
 def test_unknown_topic_names_org_and_topic(emulator, client):
-    """The error for an unknown topic contains the topic and the org, and its trailers name the
-    RPC."""
+    """The error for an unknown topic names the topic and the org; its trailers name the RPC."""
     status, details, trailers = client.subscribe(topic_name="/event/None__e").end()
     assert status == "NOT_FOUND"
     assert "/event/None__e" in details
@@ -84,8 +83,7 @@ def test_unknown_topic_names_org_and_topic(emulator, client):
 
 
 def test_later_requests(emulator, client):
-    """The preset and replay ID of a later request are ignored; a different topic ends the
-    stream."""
+    """A later request's preset and replay ID are ignored; a different topic ends the stream."""
     emulator.publish(ORDERS, orders(3))
     stream = client.subscribe(num_requested=1)
     stream.events(1)
@@ -108,7 +106,7 @@ def test_later_request_for_no_events(emulator, client):
 
 @pytest.mark.parametrize(("requests", "pending"), [((10, 15), 25), ((60, 1000, 30), 100)])
 def test_credit_adds_up_and_is_clamped_at_100(start, requests, pending):
-    """Requested events add up until 100 are outstanding; a request for more is not an error."""
+    """Requested events add up to at most 100 outstanding ones; requesting more is not an error."""
     _, client = start(settings=Settings(keepalive_s=0.02))
     stream = client.subscribe(num_requested=requests[0])
     for number in requests[1:]:
@@ -121,7 +119,7 @@ def test_credit_adds_up_and_is_clamped_at_100(start, requests, pending):
 
 
 def test_at_most_100_events_per_request(emulator, client):
-    """A request for 5,000 events with 300 available delivers 100 events and then nothing."""
+    """A request for 5,000 events delivers only 100 of the 300 available events."""
     emulator.publish(ORDERS, orders(300))
     stream = client.subscribe(num_requested=5000)
     response = stream.next()
@@ -130,8 +128,10 @@ def test_at_most_100_events_per_request(emulator, client):
 
 
 def test_pending_counts_down(emulator, client):
-    """Each response contains the number of requested events that are still outstanding, and its
-    latest replay ID is that of its last event."""
+    """Each response reports how many requested events are outstanding.
+
+    Its latest replay ID is that of its last event.
+    """
     stream = client.subscribe(num_requested=25)
     until(lambda: emulator.bus.bells.count(ORDERS))
     for size, pending in ((1, 24), (2, 22)):
@@ -143,8 +143,10 @@ def test_pending_counts_down(emulator, client):
 
 
 def test_responses_are_split(start):
-    """`events_per_response` and `response_bytes` limit the size of a response; an event that
-    exceeds the limit is sent alone."""
+    """`events_per_response` and `response_bytes` limit the size of a response.
+
+    An event that exceeds the limit is sent alone.
+    """
     emulator, client = start(settings=Settings(events_per_response=4, response_bytes=1000))
     emulator.publish(ORDERS, orders(6))
     emulator.publish(ORDERS, [{"Notes__c": "x" * 2000}, {"Notes__c": "y"}])
@@ -153,8 +155,10 @@ def test_responses_are_split(start):
 
 
 def test_keepalive_carries_the_latest_position(start):
-    """A stream with outstanding requested events gets an empty response after 120 s without events;
-    a CUSTOM subscription can start at the position in it, the latest of the org."""
+    """After 120 s without events, a stream with outstanding credit receives a keepalive.
+
+    It contains the org's latest position, from which a CUSTOM subscription can start.
+    """
     emulator, client = start(clock=ManualClock())
     (last,) = emulator.publish(ORDERS, orders(1))
     stream = client.subscribe()
@@ -173,8 +177,7 @@ def test_keepalive_carries_the_latest_position(start):
 
 
 def test_no_keepalive_without_credit(start):
-    """A stream that has received all requested events gets no keepalive, and is closed with OK
-    after 60 s."""
+    """A stream without credit receives no keepalive, and is closed with OK after 60 s."""
     emulator, client = start(clock=ManualClock(), settings=Settings(keepalive_s=10))
     emulator.publish(ORDERS, orders(1))
     stream = client.subscribe(num_requested=1)
@@ -186,8 +189,7 @@ def test_no_keepalive_without_credit(start):
 
 
 def test_idle_close_with_an_error(start):
-    """With `idle_close` set to "error", a stream that is closed for being idle ends with an
-    error."""
+    """With `idle_close` set to "error", an idle stream is closed with an error."""
     emulator, client = start(clock=ManualClock(), settings=Settings(idle_close="error"))
     emulator.publish(ORDERS, orders(1))
     stream = client.subscribe(num_requested=1)
@@ -197,8 +199,10 @@ def test_idle_close_with_an_error(start):
 
 
 def test_keepalive_position_outlives_retention(start):
-    """After 80 hours without events, the replay ID of the last event has expired, but a client can
-    resume from that of the last keepalive."""
+    """After 80 hours without events, the last event's replay ID has expired.
+
+    A client can still resume from the last keepalive's position.
+    """
     emulator, client = start(clock=ManualClock())
     (old,) = emulator.publish(ORDERS, orders(1))
     stream = client.subscribe()
@@ -215,7 +219,7 @@ def test_keepalive_position_outlives_retention(start):
 
 
 def test_half_close_ends_with_ok(client):
-    """After a half-close by the client, the stream ends with OK."""
+    """After the client half-closes, the stream ends with OK."""
     stream = client.subscribe()
     stream.half_close()
     assert stream.end()[0] == "OK"
@@ -229,8 +233,10 @@ def test_half_close_without_a_request(client):
 
 
 def test_channel_events_keep_their_replay_ids(emulator, client):
-    """An event of a topic has the same replay ID on a channel that contains the topic, and the
-    schema ID of the topic."""
+    """An event has the same replay ID on its topic and on a channel that contains the topic.
+
+    Its schema ID on the channel is that of the topic.
+    """
     (event,) = emulator.publish(ACCOUNTS, [{"ChangeEventHeader": {"changeType": "UPDATE"}}])
     on_topic = client.subscribe(topic_name=ACCOUNTS).events(1)[0]
     on_channel = client.subscribe(topic_name=CHANGES).events(1)[0]
@@ -242,8 +248,7 @@ def test_channel_events_keep_their_replay_ids(emulator, client):
 
 
 def test_change_events_without_ids(start):
-    """With `change_event_ids` off, the event ID of change events is blank, but not that of platform
-    events."""
+    """With `change_event_ids` off, change events have blank IDs, but platform events do not."""
     emulator, client = start(settings=Settings(change_event_ids=False))
     emulator.publish(ACCOUNTS, [{}])
     emulator.publish(ORDERS, orders(1))
@@ -252,7 +257,7 @@ def test_change_events_without_ids(start):
 
 
 def test_many_streams_at_once(emulator, client):
-    """64 open streams each receive every event that is published."""
+    """Each of 64 open streams receives every published event."""
     streams = [client.subscribe(replay_preset=pb.LATEST) for _ in range(64)]
     until(lambda: emulator.bus.bells.count(ORDERS) == 64)
     emulator.publish(ORDERS, orders(5))

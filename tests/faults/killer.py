@@ -58,7 +58,7 @@ class RunError(Exception):
 
 @dataclass(frozen=True)
 class Kill:
-    """A SIGKILL that was sent."""
+    """Records one SIGKILL."""
 
     moment: str
     """What triggered it: ``staging``, ``batch``, ``commit``, ``delivery`` or ``random``."""
@@ -124,7 +124,7 @@ class Emulator:
         return int(counts[name])
 
     def environment(self) -> dict[str, str]:
-        """Return environment variables that make a client use this emulator."""
+        """Return environment variables that point a client at this emulator."""
         return {
             "SFPUBSUB_ENDPOINT": self.ready["grpc"],
             "SFPUBSUB_INSECURE": "1",
@@ -165,7 +165,7 @@ class Publisher(threading.Thread):
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Wait until the goal is reached, and end the thread."""
+        """Wait until the goal is reached, then stop the thread."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
@@ -224,7 +224,7 @@ def _payload(schema: Any) -> bytes:
 
 
 class Ingest:
-    """A process that runs ``sfpubsub ingest``, in a new session."""
+    """A process that runs ``sfpubsub ingest`` in a session of its own."""
 
     def __init__(self, table: Path, source: str, environment: dict[str, str], *more: str) -> None:
         self.log = table.parent / "ingest.log"
@@ -279,8 +279,8 @@ def batches_in(table: Path) -> set[str]:
     return {str(path) for path in table.glob("ingest_date=*/batch=*")}
 
 
-def _marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str]]:
-    """Return a function that returns marks visible from outside, one per step of a kind."""
+def _progress_marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str]]:
+    """Return a function that lists externally visible marks, of which each step adds one."""
     if moment == "staging":
         beside = table.parent / f".{table.name}.sfpubsub"
         return lambda: {path.name for path in beside.glob("_staging/*")}
@@ -292,7 +292,7 @@ def _marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str
 
 
 def _wait_for_progress(ingest: Ingest, marks: Callable[[], set[str]], steps: int) -> None:
-    """Wait until *steps* new marks have been seen."""
+    """Wait for *steps* new marks."""
     before = marks()
     seen: set[str] = set()
     deadline = time.monotonic() + DEADLINE
@@ -350,10 +350,10 @@ def run(
             publisher.raise_goal(events * (number + 1) // (kills + 1))
             ingest = Ingest(table, source, emulator.environment())
             if moment == "random":
-                _stay(ingest, rng.uniform(0.2, LONGEST_LIFE))
+                _run_for(ingest, rng.uniform(0.2, LONGEST_LIFE))
             else:
                 steps = rng.randint(1, most if moment in {"staging", "batch"} else 2)
-                _wait_for_progress(ingest, _marks(moment, table, emulator), steps)
+                _wait_for_progress(ingest, _progress_marks(moment, table, emulator), steps)
             with_jvm = number % 3 == 2
             ingest.kill(with_jvm)
             after = time.monotonic() - ingest.started
@@ -371,8 +371,8 @@ def run(
     ))  # fmt: skip
 
 
-def _stay(ingest: Ingest, seconds: float) -> None:
-    """Let the process run for *seconds*; fail if it exits before that."""
+def _run_for(ingest: Ingest, seconds: float) -> None:
+    """Let the process run for *seconds*; raise an error if it exits before that."""
     try:
         ingest.process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -98,8 +98,8 @@ class Report:
         return not self.wrong
 
 
-def blows_of(count: int, rng: random.Random, among: Sequence[str] = BLOWS) -> list[str]:
-    """Return *count* faults and kills in random order, with all kinds equally often."""
+def shuffled_blows(count: int, rng: random.Random, among: Sequence[str] = BLOWS) -> list[str]:
+    """Return *count* kinds of faults and kills in random order, equally distributed."""
     found: list[str] = []
     while len(found) < count:
         kinds = list(among)
@@ -152,7 +152,7 @@ def run(
         try:
             for number, blow in enumerate(blows, start=1):
                 writer.raise_goal(changes * number // (len(blows) + 1))
-                mirror.live(rng.uniform(0.0, life))
+                mirror.run_for(rng.uniform(0.0, life))
                 if blow in KILLS:
                     mirror.kill(blow)
                 else:
@@ -163,7 +163,7 @@ def run(
             mirror.kill("both")  # at any point, so that the last run starts from a crash
             mirror.finish()
         finally:
-            mirror.end()
+            mirror.kill_if_running()
         happened: Counter[str] = Counter()
         for row in emulator.faults.report():
             happened[row["kind"]] += row["happened"]
@@ -180,7 +180,7 @@ def run(
 
 
 def fault_of(blow: str, rng: random.Random) -> Fault:
-    """Return the fault of the emulator for a key of `FAULTS`."""
+    """Return the emulator's fault for a key of `FAULTS`."""
     given = FAULTS[blow]
     if blow in CHANGE_FAULTS:
         given = {**given, "target": f"/data/{event_of(rng.choice(OBJECTS))}"}
@@ -188,7 +188,7 @@ def fault_of(blow: str, rng: random.Random) -> Fault:
 
 
 def difference(wanted: Rows, found: Rows) -> str:
-    """Describe the differences between two sets of rows; empty if they are equal."""
+    """Describe how two sets of rows differ; return an empty string if they are equal."""
     missing, more = wanted.keys() - found.keys(), found.keys() - wanted.keys()
     other = {
         record_id: sorted(
@@ -231,8 +231,8 @@ class _Mirror:
         self._command += [*SOURCES[source], *OPTIONS]
         self._start(*DURING_THE_STORM)
 
-    def live(self, seconds: float) -> None:
-        """Let the mirror run for *seconds*; fail if it exits before that."""
+    def run_for(self, seconds: float) -> None:
+        """Let the mirror run for *seconds*; raise an error if it exits before that."""
         try:
             self._job.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -258,8 +258,8 @@ class _Mirror:
         self._start(*DURING_THE_STORM)
 
     def finish(self) -> None:
-        """Run the mirror until it has caught up, refreshed formulas and swept, and exits with 0."""
-        self.end()
+        """Run the mirror until it has caught up, refreshed formulas, swept and exited with 0."""
+        self.kill_if_running()
         self._start(*LAST_RUN)
         try:
             output, _ = self._job.process.communicate(timeout=PATIENCE)
@@ -268,8 +268,8 @@ class _Mirror:
         if self._job.process.returncode != 0:
             raise self._failure(f"failed after {output}")
 
-    def end(self) -> None:
-        """Kill the mirror's processes if they are still running."""
+    def kill_if_running(self) -> None:
+        """Kill the mirror and its child processes, unless the mirror has already exited."""
         if self._job.process.poll() is None:
             os.killpg(self._job.process.pid, signal.SIGKILL)
             self._job.process.communicate()
@@ -316,7 +316,7 @@ def main() -> None:
     with spark_session(format=options.format) as spark:
         report = run(
             options.directory,
-            blows_of(options.blows, rng, options.among.split(",")),
+            shuffled_blows(options.blows, rng, options.among.split(",")),
             readers_of(spark, options.format),
             changes=options.changes,
             records=options.records,

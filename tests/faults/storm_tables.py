@@ -38,7 +38,7 @@ def _by_pyiceberg(path: Path) -> Rows:
 
 
 def rows_of(table: pa.Table) -> Rows:
-    """Return the fields of all records that are not deleted; fail if a record occurs twice."""
+    """Return the fields of all records that are not deleted; fail if a record is duplicated."""
     found: Rows = {}
     for row in table.to_pylist():
         if row["_is_deleted"]:

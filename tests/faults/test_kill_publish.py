@@ -1,4 +1,4 @@
-"""The guarantee of publishing: whatever is killed, every event reaches the bus under its own ID."""
+"""Tests that, whatever is killed, every event is published at least once, under its own ID."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import publish_killer
 
 
 def printed_seed() -> int:
-    """Return a random seed, and print it, so that pytest shows it if the test fails."""
+    """Return a random seed and print it, so that pytest shows it on failure."""
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")  # shown with a failure
     return seed
@@ -29,8 +29,10 @@ def printed_seed() -> int:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_no_event_is_lost_when_the_service_is_killed(streamed: bool, tmp_path: Path):
-    """2,000 events are published during two kills of the service and two lost answers: none is
-    missing, and repeated events are at most those that the publisher reports as resent."""
+    """No event is lost when the service is killed twice and two answers are lost.
+
+    The bus contains no more duplicates than the publisher reports.
+    """
     with publish_killer.Service(tmp_path) as service:
         report = publish_killer.run(
             service, events=2000, kills=2, seed=printed_seed(), streamed=streamed
@@ -42,8 +44,10 @@ def test_no_event_is_lost_when_the_service_is_killed(streamed: bool, tmp_path: P
 @pytest.mark.spark
 @pytest.mark.slow  # 20,000 events, and an ingest job that writes them
 def test_table_contains_each_published_event_once(tmp_path: Path):
-    """After 20,000 events and ten kills of the service, a deduplicated table contains each event
-    exactly once, even if the bus contains some twice."""
+    """A deduplicated table contains each event once, even if the bus contains duplicates.
+
+    The service is killed ten times while 20,000 events are published.
+    """
     with publish_killer.Service(tmp_path) as service:
         report = publish_killer.run(service, events=20_000, kills=10, seed=printed_seed())
         print(report)
@@ -72,8 +76,10 @@ def test_table_contains_each_published_event_once(tmp_path: Path):
 
 
 def test_killed_outbox_loses_nothing(run_emulator, connect, tmp_path):
-    """The outbox example is killed with SIGKILL three times while it publishes, and then finishes:
-    every row was published, and repeated events have the same ID."""
+    """The outbox example loses no row, even if it is killed three times while it publishes.
+
+    Events that are published again keep their ID.
+    """
     emulator = run_emulator()
     path = tmp_path / "orders.db"
     database = outbox.open_database(str(path))
@@ -109,8 +115,10 @@ def test_killed_outbox_loses_nothing(run_emulator, connect, tmp_path):
 
 
 def test_refused_row_does_not_stop_the_outbox(run_emulator, connect, tmp_path):
-    """A row that the service refuses is marked with the reason, the others are published, and the
-    next run publishes nothing again."""
+    """A rejected row is marked with the reason, and the other rows are published.
+
+    The next run publishes nothing.
+    """
     from sfpubsub.testing import Fault
 
     emulator = run_emulator()
@@ -126,8 +134,10 @@ def test_refused_row_does_not_stop_the_outbox(run_emulator, connect, tmp_path):
 
 
 def test_invalid_row_does_not_stop_the_outbox(run_emulator, connect, tmp_path):
-    """A row that does not match the schema is marked with the reason, and the rows before and after
-    it are published once."""
+    """A row that does not match the schema is marked with the reason.
+
+    The rows before and after it are published once.
+    """
     emulator = run_emulator()
     database: sqlite3.Connection = outbox.open_database(str(tmp_path / "orders.db"))
     for event in ({"Amount__c": 1.0}, {"Amount__c": "much"}, {"Amount__c": 3.0}):
@@ -143,8 +153,7 @@ def test_invalid_row_does_not_stop_the_outbox(run_emulator, connect, tmp_path):
 
 
 def test_outbox_keeps_rows_without_a_result(run_emulator, connect, tmp_path):
-    """If an event gets no result before the timeout, the run raises `PublishError`, and the row
-    stays unmarked for the next run."""
+    """If an event times out, `PublishError` is raised and the row is kept for the next run."""
     from sfpubsub.errors import PublishError
     from sfpubsub.testing import Fault
 

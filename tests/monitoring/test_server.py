@@ -29,8 +29,7 @@ POSITION = ReplayId(bytes(range(12)))
 
 
 def busy_monitor() -> Monitor:
-    """Return a monitor after six hours with two sources, an outage, a gap, four writes and a
-    warning."""
+    """Return a monitor after six hours with an outage, a gap, four writes and a warning."""
     clock = Clock()
     monitor = Monitor("ingest into orders", clock=clock)
     gap = Gap("rejected", HOSTILE, POSITION, None, "sfdc.platform.eventbus.grpc.x", "rpc-1")
@@ -79,8 +78,10 @@ def get(url: str, path: str, host: str | None = None, method: str = "GET"):
 
 
 def test_health_fails_with_the_reason_and_recovers(served):
-    """`/health` returns 200 while the monitor is healthy, otherwise 503 and the problems, both as
-    JSON."""
+    """`/health` returns 200 while the monitor is healthy, otherwise 503 and the problems.
+
+    Both responses are JSON.
+    """
     monitor, url = served
     answer, body = get(url, "/health")
     assert (answer.status, json.loads(body)) == (200, {"status": "ok", "problems": []})
@@ -97,8 +98,10 @@ def test_health_fails_with_the_reason_and_recovers(served):
 
 
 def test_responses_have_security_headers_and_are_not_cached(served):
-    """Every response has security headers and forbids caching, even a 404; HEAD returns no body,
-    and POST is rejected."""
+    """Every response, even a 404, has security headers and forbids caching.
+
+    HEAD returns no body, and POST is rejected.
+    """
     _, url = served
     for path, status in (("/", 200), ("/metrics?x=1", 200), ("/style.css", 200), ("/x", 404)):
         answer, body = get(url, path)
@@ -114,8 +117,7 @@ def test_responses_have_security_headers_and_are_not_cached(served):
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "localhost.evil.example"])
 def test_requests_for_other_host_names_are_rejected(served, host):
-    """A request with an unexpected Host header gets status 421, which prevents DNS rebinding
-    attacks."""
+    """An unexpected Host header is rejected with status 421, against DNS rebinding attacks."""
     answer, body = get(served[1], "/metrics", host=host or "[")
     assert answer.status == 421
     assert "messaging" not in body
@@ -123,16 +125,14 @@ def test_requests_for_other_host_names_are_rejected(served, host):
 
 @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:9", "10.0.0.7:9090"])
 def test_addresses_and_localhost_are_served(served, host):
-    """An IP address or ``localhost`` is accepted as Host with any port, because there may be a
-    tunnel."""
+    """An IP address or ``localhost`` with any port is accepted as Host, as behind a tunnel."""
     assert get(served[1], "/health", host=host)[0].status == 200
 
 
 def test_markup_in_names_is_escaped_on_the_page(served):
-    """Markup in a topic's name or in a log message is displayed as text and creates no HTML
-    elements."""
+    """Markup in a topic name or log message is displayed as plain text."""
 
-    class Seen(html.parser.HTMLParser):
+    class PageContent(html.parser.HTMLParser):
         """Collects the tags and the text of an HTML page."""
 
         def __init__(self):
@@ -145,7 +145,7 @@ def test_markup_in_names_is_escaped_on_the_page(served):
         def handle_data(self, data):
             self.text += data
 
-    seen = Seen()
+    seen = PageContent()
     seen.feed(get(served[1], "/")[1])
     assert "script" not in seen.tags
     assert seen.tags >= {"svg", "table", "dl"}
@@ -155,8 +155,7 @@ def test_markup_in_names_is_escaped_on_the_page(served):
 
 
 def test_a_port_in_use_raises_an_error_with_advice():
-    """Serving on a port that is in use raises `ConfigurationError`, which suggests choosing another
-    port."""
+    """If the port is in use, `ConfigurationError` suggests choosing another one."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -169,7 +168,7 @@ def test_a_port_in_use_raises_an_error_with_advice():
 
 
 def test_server_can_listen_on_ipv6():
-    """The server listens on an IPv6 address, and its URL has the address in brackets."""
+    """The server listens on an IPv6 address; its URL contains the address in brackets."""
     try:
         with serve(Monitor("test"), "::1") as url:
             assert url.startswith("http://[::1]:")
@@ -182,8 +181,10 @@ def test_server_can_listen_on_ipv6():
 
 
 def test_history_keeps_six_hours_of_points():
-    """Old points are dropped, a count that restarts gives a rate of 0, and an unknown value gives
-    None."""
+    """Points are kept for six hours; a counter that restarts results in a rate of 0.
+
+    An unknown value results in None.
+    """
     history, values = History(), iter([10.0, 40.0, 5.0, None, 7.0])
     series = Series("x", "events/s", lambda _: next(values), is_rate=True)
     history.follow(series)
@@ -200,7 +201,7 @@ def test_history_keeps_six_hours_of_points():
 
 
 def test_plot_breaks_its_line_at_gaps_and_keeps_peaks():
-    """A gap in the data splits the line in two, and the highest single point remains visible."""
+    """A gap in the data interrupts the plot's line, and even a single peak stays visible."""
     history = History()
     values = dict.fromkeys(range(1440), 1.0)
     values[700] = 1000.0
@@ -220,7 +221,7 @@ def test_plot_breaks_its_line_at_gaps_and_keeps_peaks():
 def test_plot_spans_the_time_of_the_run_within_limits():
     """A plot spans 15 minutes to 6 hours, depending on how long the program has run.
 
-    It has 3 to 7 time labels, and points at the usual interval form a single line.
+    It has 3 to 7 time labels and draws regular points as a single line.
     """
     for ran, shown in ((60.0, 900.0), (2 * HOUR, 2 * HOUR), (9 * HOUR, KEPT)):
         window = Window.of(NOW, NOW + ran)
@@ -235,8 +236,11 @@ def test_plot_spans_the_time_of_the_run_within_limits():
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_page_renders_cleanly_in_a_browser(served, tmp_path):
-    """The page works without scripts, in two widths and both colour schemes: nothing overflows, all
-    text has enough contrast, no other host is contacted, and the browser logs nothing."""
+    """The page works without scripts in two widths and both colour schemes.
+
+    Nothing overflows, all text has enough contrast, no other host is contacted, and the browser
+    logs nothing.
+    """
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     _, url = served
     complaints: list[str] = []

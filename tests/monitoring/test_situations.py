@@ -1,5 +1,4 @@
-"""Tests of each situation in which `/health` fails: when it begins, the reported reason, and when
-it ends."""
+"""Tests of each situation in which `/health` fails: its beginning, reported reason and end."""
 
 from __future__ import annotations
 
@@ -19,17 +18,17 @@ NAME = "My_Sub"
 
 
 class World:
-    """A monitor, its clock, and one healthy subscription. Times are in seconds."""
+    """A monitor with a clock and one healthy subscription; times are in seconds."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.monitor = Monitor("test", clock=self.clock)
         self.subscription = Subscription(responses=1)
         self.observed = self.monitor.follow("managed", NAME, self.subscription)
-        self.well()
+        self.assert_healthy()
 
-    def well(self) -> None:
-        """Check that there is no problem."""
+    def assert_healthy(self) -> None:
+        """Check that no problem is reported."""
         assert self.monitor.problems() == []
 
     def fails(self, situation: str, *words: str) -> None:
@@ -39,9 +38,11 @@ class World:
         for word in words:
             assert word in problem.reason
 
-    def passes(self, seconds: float, *, heard: bool = True) -> None:
-        """Let *seconds* pass and run one loop iteration; unless *heard* is False, the service has
-        sent a message."""
+    def advance(self, seconds: float, *, heard: bool = True) -> None:
+        """Let *seconds* pass and run one loop iteration.
+
+        Unless *heard* is False, the service has sent a message in the meantime.
+        """
         self.clock.now += seconds
         if heard:
             self.subscription.becomes(responses=self.subscription.said.responses + 1)
@@ -60,7 +61,7 @@ def world():
 
 
 def batch_of(created: float):
-    """Return a batch of one event that was created at *created*, in seconds since 1970 UTC."""
+    """Return a batch with one event created at *created*, in seconds since 1970 UTC."""
     from sfpubsub.avro.codec import Codec
     from sfpubsub.client.batch import EventBatch
 
@@ -78,22 +79,23 @@ def batch_of(created: float):
 
 
 def test_stream_without_messages_is_silent_until_the_next_one(world):
-    """A stream is silent after more than 330 s without a message; the reported reason includes the
-    stream's state and error. The next message, even a keepalive, ends the situation."""
-    world.passes(330, heard=False)
-    world.well()
+    """A stream without a message for more than 330 s is silent, until the next one arrives.
+
+    The reported reason includes the stream's state and error. Even a keepalive counts as a message.
+    """
+    world.advance(330, heard=False)
+    world.assert_healthy()
     world.subscription.becomes(state="waiting", reason="no route to host")
-    world.passes(1, heard=False)
+    world.advance(1, heard=False)
     world.fails("silent", NAME, "0:05:31", "waiting", "no route to host")
-    world.passes(1)
-    world.well()
+    world.advance(1)
+    world.assert_healthy()
 
 
 def test_silence_counts_only_while_messages_are_expected():
-    """Without any message, silence counts from the start of monitoring.
+    """Silence counts from the start of monitoring or from the end of the last pause.
 
-    A stream that is paused, closed or requests no events is never silent, and after such a pause
-    the time starts anew.
+    A stream that is paused, closed or requests no events is never silent.
     """
     clock = Clock()
     monitor = Monitor("test", clock=clock)
@@ -114,8 +116,10 @@ def test_silence_counts_only_while_messages_are_expected():
 
 
 def test_quiet_channel_of_the_streaming_api_is_healthy():
-    """A channel is silent only after 330 s without a connection, because its keepalives are not
-    visible. While it is connected, an old acked event is no problem either."""
+    """A channel's keepalives are not visible, so only 330 s without a connection count as silence.
+
+    While the channel is connected, an old position is healthy too.
+    """
     clock = Clock()
     monitor = Monitor("test", clock=clock)
     subscription = Subscription(responses=1)
@@ -139,79 +143,89 @@ def test_quiet_channel_of_the_streaming_api_is_healthy():
 
 
 def test_long_write_is_stuck_until_it_ends(world):
-    """A write is stuck if it takes longer than 600 s.
+    """A write that takes longer than 600 s is stuck.
 
-    The loop that waits for it is not reported as well.
+    The loop that waits for it is not reported.
     """
     under_way: list[float | None] = [600.0]
     world.monitor.follow_step("write", lambda: under_way[0], of="orders")
-    world.passes(1)
+    world.advance(1)
     world.clock.now += 601
     world.subscription.becomes(responses=9)
-    world.well()
+    world.assert_healthy()
     under_way[0] = 601.0
     world.fails("stuck", "write of orders", "0:10:01")
     under_way[0] = None
-    world.passes(1)
-    world.well()
+    world.advance(1)
+    world.assert_healthy()
 
 
 def test_loop_without_iterations_is_stuck(world):
-    """A loop that does not iterate for over 600 s, e.g. in a handler that never returns, is stuck
-    even if no step is running."""
-    world.passes(1)
+    """A loop without an iteration for more than 600 s is stuck, even if no step is running.
+
+    A handler that never returns can cause this.
+    """
+    world.advance(1)
     world.clock.now += 601
     world.subscription.becomes(responses=9)
     world.fails("stuck", NAME, "0:10:01")
-    world.passes(1)
-    world.well()
+    world.advance(1)
+    world.assert_healthy()
 
 
 def test_old_position_is_reported_before_its_events_expire(world):
-    """While events wait, a position older than 48 h (two thirds of the retention time) is a problem
-    until newer events are acked."""
+    """An unacked position older than 48 h is a problem until newer events are acked.
+
+    This is two thirds of the retention time.
+    """
     world.subscription.becomes(unacked=7)
     world.acks(NOW - 48 * HOUR)
-    world.well()
-    world.passes(1)
+    world.assert_healthy()
+    world.advance(1)
     world.fails("retention", NAME, "2 days, 0:00:01", "3 days")
     world.acks(NOW - 40 * HOUR)
-    world.well()
+    world.assert_healthy()
 
 
-def test_an_old_event_on_a_quiet_topic_is_no_problem(world):
-    """An old position is fine once the service has shown that there are no newer events; its age
-    then counts from that time."""
+def test_an_old_position_on_a_quiet_topic_is_healthy(world):
+    """An old position is healthy once the service has reported that there are no newer events.
+
+    Its age then counts from that report.
+    """
     world.acks(NOW - 60 * HOUR)
     world.fails("retention")
     world.subscription.becomes(caught_up=True)
-    world.well()
+    world.assert_healthy()
     world.subscription.becomes(caught_up=False, state="waiting")
-    world.passes(47 * HOUR)
-    world.well()
-    world.passes(1 * HOUR + 1)
+    world.advance(47 * HOUR)
+    world.assert_healthy()
+    world.advance(1 * HOUR + 1)
     world.fails("retention")
 
 
 def test_events_waiting_for_a_schema_are_reported(world):
-    """Events that wait for their schema for over a minute are a problem, reported with the
-    service's reason, until the schema is available."""
+    """Events that wait more than a minute for their schema are a problem until it is available.
+
+    The service's reason is reported.
+    """
     reason = "a schema cannot be fetched: no permission"
     world.subscription.becomes(state="waiting_for_schema", reason=reason)
-    world.passes(1)
-    world.passes(60)
-    world.well()
-    world.passes(1)
+    world.advance(1)
+    world.advance(60)
+    world.assert_healthy()
+    world.advance(1)
     world.fails("schema", NAME, reason)
     world.subscription.becomes(state="streaming", reason=None)
-    world.well()
+    world.assert_healthy()
 
 
 def test_failed_source_stays_reported(world):
-    """The error of a failed source is reported on one line and does not go away; a new monitor
-    starts healthy."""
+    """The error of a failed source is reported on one line, and stays reported.
+
+    A new monitor starts out healthy.
+    """
     world.observed.failed(RuntimeError("it broke\n  in two lines"))
-    world.passes(1)
+    world.advance(1)
     world.fails("failed", NAME, "it broke in two lines")
     assert World().monitor.problems() == []
 
@@ -228,17 +242,19 @@ def test_every_situation_is_tested_and_documented():
 
 
 def test_silence_limit_follows_the_client_timings():
-    """The silence limit is the client's keepalive timeout plus twice its margin; the defaults give
-    the default limit."""
+    """The silence limit is the client's keepalive timeout plus twice its margin.
+
+    The default timings result in the default limit.
+    """
     timings = dataclasses.replace(Timings(), keepalive=100.0, keepalive_margin=10.0)
     assert Bounds.of(timings).silence == 120.0
     assert Bounds.of(Timings()) == Bounds()
 
 
 def test_lag_while_events_wait_and_after_they_are_acked(world):
-    """Lag grows while events wait, and is unknown before the first ack.
+    """The lag is unknown before the first ack, and grows while events wait.
 
-    When all events are acked it is the last event's delay, and after a minute it is 0.
+    Once all events are acked, it is the delay of the last one; a minute later it is 0.
     """
 
     def lag():
@@ -249,9 +265,9 @@ def test_lag_while_events_wait_and_after_they_are_acked(world):
     assert lag() is None, "the lag is unknown before the first ack"
     world.acks(NOW - 20)
     assert lag() == 20.0
-    world.passes(5)
+    world.advance(5)
     assert lag() == 25.0
     world.subscription.becomes(unacked=0)
     assert lag() == 20.0
-    world.passes(60)
+    world.advance(60)
     assert lag() == 0.0

@@ -1,5 +1,4 @@
-"""Tests that run the example suites of docs/how-to/testing-python.md, testing-node.md and
-testing-java.md."""
+"""Tests that run the example suites of the pages testing-python, testing-node and testing-java."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def tool(name: str) -> str:
 
 
 def run(directory: Path, *command: str) -> str:
-    """Run a command with this project's `sfpubsub` on PATH; return its stdout. It must succeed."""
+    """Run a command with this project's `sfpubsub` on PATH; it must succeed. Return its stdout."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         command,
@@ -43,7 +42,7 @@ def run(directory: Path, *command: str) -> str:
 
 
 def test_python_suite_from_the_page_passes(pytester):
-    """All tests of the page's Python suite pass, without a warning."""
+    """All tests of the page's Python suite pass without warnings."""
     (code,) = blocks(page("testing-python"), "python")
     pytester.makepyfile(test_page=code)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error")
@@ -52,7 +51,7 @@ def test_python_suite_from_the_page_passes(pytester):
 
 @pytest.mark.foreign
 def test_node_suite_from_the_page_passes(tmp_path):
-    """The page's Node.js suite, which uses an emulator through the page's helper, passes."""
+    """The page's Node.js suite passes with an emulator started by the page's helper."""
     node = tool("node")
     helper, suite = blocks(page("testing-node"), "js")
     (tmp_path / "emulator.mjs").write_text(helper)
@@ -62,8 +61,7 @@ def test_node_suite_from_the_page_passes(tmp_path):
 
 @pytest.mark.foreign
 def test_java_class_from_the_page_runs(tmp_path):
-    """The page's Java class runs without any library, starts an emulator and prints the result of
-    publishing."""
+    """The page's Java class needs no library, starts an emulator and publishes an event."""
     tool("javac")
     (code,) = blocks(page("testing-java"), "java")
     (tmp_path / "Emulator.java").write_text(code)

@@ -1,4 +1,4 @@
-"""Tests of the health values that jobs use: whether events are left, and how many are confirmed."""
+"""Tests of a job's health values: whether it has caught up, and how many events are confirmed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ def event(number: int) -> RawEvent:
 
 
 def test_caught_up_only_while_a_keepalive_is_the_last_message():
-    """The subscription is caught up after a keepalive, until further events arrive or a new stream
-    begins."""
+    """A keepalive means that the subscription has caught up, until more events arrive.
+
+    A new stream means that it has not caught up yet.
+    """
     intake = Intake(Appetite(Limits()), Ledger(), None)
     keepalive = Response(latest_replay_id=ReplayId(b"k"), pending=5)
     assert not intake.caught_up
@@ -31,8 +33,10 @@ def test_caught_up_only_while_a_keepalive_is_the_last_message():
 
 
 def test_confirmed_events_are_counted_once():
-    """Each confirmed event counts once, however often its position is confirmed, and keepalives
-    don't count; without a ledger the count stays 0."""
+    """Each confirmed event counts once, however often its position is confirmed.
+
+    Keepalives don't count, and without a ledger the count stays 0.
+    """
     ledger = Ledger()
     intake = Intake(Appetite(Limits()), ledger, None)
     intake.take_in(Response(events=(event(1), event(2)), pending=5))

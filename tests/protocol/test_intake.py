@@ -1,5 +1,4 @@
-"""Tests of the intake: each event is delivered once, positions are recorded, and memory is
-counted."""
+"""Tests of the intake: events are delivered once, positions recorded and memory counted."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from tests.protocol.scripted import NAME, event, events, keepalive, rid
 
 
 class Managed:
-    """The intake of a managed subscription, with its ledger, on its first stream."""
+    """The intake and the ledger of a managed subscription, on their first stream."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.ledger = Ledger()
@@ -30,15 +29,16 @@ class Managed:
 
 
 def plain(*, tracked: bool) -> tuple[Intake, Resume, Ledger]:
-    """Return a plain subscription's intake, resume position and ledger; *tracked*: the intake has
-    the ledger."""
+    """Return a plain subscription's intake, resume position and ledger.
+
+    *tracked* says whether the intake uses the ledger.
+    """
     resume, ledger = Resume(NAME, StartPosition.latest(), None), Ledger()
     return Intake(Appetite(Limits()), ledger if tracked else None, resume), resume, ledger
 
 
 def test_events_are_numbered_in_order_of_arrival() -> None:
-    """Events are delivered in the order received, whatever their positions, with increasing
-    sequence numbers."""
+    """Events are delivered and numbered in the order received, regardless of their positions."""
     managed = Managed()
     first, second = events(5, 3, size=4), events(8)
 
@@ -48,8 +48,7 @@ def test_events_are_numbered_in_order_of_arrival() -> None:
 
 
 def test_redelivered_events_are_dropped_and_counted() -> None:
-    """Events that a new stream sends again are counted but not delivered; new events after them are
-    delivered."""
+    """Redelivered events are counted but not delivered; new events that follow are delivered."""
     managed = Managed()
     managed.intake.take_in(events(1, 2))
     managed.new_stream()
@@ -64,8 +63,7 @@ def test_redelivered_events_are_dropped_and_counted() -> None:
 
 
 def test_duplicate_event_in_a_response_is_delivered_once() -> None:
-    """An event that is in a response twice is delivered once, and confirming it leaves nothing in
-    the ledger."""
+    """An event that a response contains twice is delivered once, and confirming it settles it."""
     managed = Managed()
 
     (deliver,) = managed.intake.take_in(events(1, 1, 2))
@@ -87,8 +85,10 @@ def test_response_without_position_changes_nothing() -> None:
 
 
 def test_keepalive_wakes_an_application_that_stores_positions() -> None:
-    """A keepalive wakes the application to store its position; on an idle topic, the stored
-    position would otherwise become too old to resume from."""
+    """A keepalive wakes the application to store its position, even on an idle topic.
+
+    The stored position would otherwise become too old to resume from.
+    """
     intake, resume, ledger = plain(tracked=True)
 
     assert intake.take_in(keepalive(4)) == [Wake()]
@@ -97,8 +97,7 @@ def test_keepalive_wakes_an_application_that_stores_positions() -> None:
 
 
 def test_untracked_subscription_uses_no_ledger() -> None:
-    """Without a position store, events are delivered and the last position is known, but the ledger
-    stays empty."""
+    """Without a position store, events are delivered, and the ledger stays empty."""
     intake, resume, ledger = plain(tracked=False)
 
     assert intake.take_in(keepalive(4)) == []
@@ -111,8 +110,7 @@ def test_untracked_subscription_uses_no_ledger() -> None:
 
 
 def test_unacked_events_reduce_the_room() -> None:
-    """Received events that are unread or unacked reduce the number of events to request; an ack
-    increases it again."""
+    """Events that are unread or unacked reduce the room for requests; an ack frees it again."""
     managed = Managed(Limits(max_unacked=3))
     managed.intake.take_in(events(1, 2))
     assert managed.intake.unacked == 0, "not read yet"
@@ -126,8 +124,7 @@ def test_unacked_events_reduce_the_room() -> None:
 
 
 def test_redelivered_events_take_no_room_but_show_their_size() -> None:
-    """Redelivered events do not count as waiting, but they still count for the average event
-    size."""
+    """Redelivered events take no room, but they count towards the average event size."""
     managed = Managed(Limits(max_bytes=100, max_pending_count=4))
     managed.intake.take_in(events(1, 2, size=10))
     managed.new_stream()

@@ -1,5 +1,4 @@
-"""Tests of the commits of whole managed subscriptions: only acked positions, and an outcome for
-each caller."""
+"""Tests of commits of managed subscriptions: only acked positions, and a result for each caller."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def positions(commands: list) -> list:
 def test_ack_commits_the_acked_prefix() -> None:
     """Acks out of order commit only positions whose earlier events are all acked.
 
-    While a commit is in flight the newest such position waits.
+    The newest such position waits while another commit is in flight.
     """
     script = streaming()
     script.read(events(2, 3, 4))
@@ -48,7 +47,7 @@ def test_ack_commits_the_acked_prefix() -> None:
 
 
 def test_batch_is_acked_and_committed_with_the_next_read() -> None:
-    """Taking the next batch acks the previous one, and commits it in the same call."""
+    """Taking the next batch acks the previous one and commits it in the same call."""
     script = streaming()
     script.read(events(2, 3))
     script.respond(events(4))
@@ -69,7 +68,7 @@ def test_credit_and_commit_share_a_request() -> None:
 
 
 def test_commits_are_limited_by_a_pause() -> None:
-    """Commits are at least `commit_pause` seconds apart; then the newest acked position is sent."""
+    """Commits are at least `commit_pause` seconds apart, and commit the newest acked position."""
     script = streaming(timings=Timings(commit_pause=2.0))
     script.read(events(2, 3, 4))
     assert script.ack(2) == [], "a commit, of the keepalive, was sent just before"
@@ -84,8 +83,7 @@ def test_commits_are_limited_by_a_pause() -> None:
 
 
 def test_commit_and_drain_skip_the_pause() -> None:
-    """`commit` and `drain` commit the acked position at once, without waiting for
-    `commit_pause`."""
+    """`commit` and `drain` commit the acked position at once, regardless of `commit_pause`."""
     for ask in (lambda script: script.commit()[1], lambda script: script.drain()):
         script = streaming(timings=Timings(commit_pause=2.0))
         script.read(events(2))
@@ -94,16 +92,14 @@ def test_commit_and_drain_skip_the_pause() -> None:
 
 
 def test_keepalive_is_committed() -> None:
-    """The position of a keepalive is committed, so that an idle subscription's position does not
-    become too old."""
+    """A keepalive's position is committed, so that an idle subscription's position stays recent."""
     script = streaming()
 
     assert positions(script.respond(keepalive(9))) == [rid(9)]
 
 
 def test_commit_answer_changes_neither_credit_nor_position() -> None:
-    """The stale position and pending count in a commit answer are ignored; only the commit is
-    confirmed."""
+    """A commit answer only confirms a commit; its stale position and pending count are ignored."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -118,8 +114,7 @@ def test_commit_answer_changes_neither_credit_nor_position() -> None:
 
 
 def test_events_in_a_commit_answer_are_delivered() -> None:
-    """A response with both events and a commit answer delivers the events and confirms the
-    commit."""
+    """A response can both deliver events and confirm a commit."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -131,8 +126,7 @@ def test_events_in_a_commit_answer_are_delivered() -> None:
 
 
 def test_commit_returns_the_receipt() -> None:
-    """A call of `commit` is settled with the receipt of its own position, not of an earlier one in
-    flight."""
+    """`commit` is settled with the receipt of its own position, not of an earlier one in flight."""
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -156,8 +150,11 @@ def test_commit_with_nothing_new_returns_the_last_receipt() -> None:
 
 
 def test_commit_does_not_wait_for_a_keepalive() -> None:
-    """After a reconnect, `commit` is settled with the last receipt, because an uncommitted
-    keepalive's position need not be confirmed and its redelivery could take minutes."""
+    """After a reconnect, `commit` returns the last receipt instead of waiting for a keepalive.
+
+    An uncommitted keepalive's position need not be confirmed, and its redelivery could take
+    minutes.
+    """
     script = streaming()
     script.respond(keepalive(2))
     script.reopen()
@@ -167,8 +164,10 @@ def test_commit_does_not_wait_for_a_keepalive() -> None:
 
 
 def test_first_commit_may_be_a_keepalive() -> None:
-    """Before any confirmed commit, `commit` waits for the commit of a keepalive, and is settled
-    with its receipt."""
+    """Before the first commit is confirmed, `commit` waits for a keepalive's commit.
+
+    It is settled with that receipt.
+    """
     script = Script()
     script.start()
     (request,) = commits(script.respond(keepalive(1)))
@@ -179,8 +178,7 @@ def test_first_commit_may_be_a_keepalive() -> None:
 
 
 def test_commit_without_acks_raises() -> None:
-    """Calling `commit` raises an error if there is no position to commit, rather than waiting
-    forever."""
+    """Calling `commit` without a position to commit raises an error instead of waiting forever."""
     script = Script()
     script.start()
     script.read(events(1))
@@ -199,15 +197,16 @@ def test_commit_after_close_raises() -> None:
 
 
 def test_commit_on_a_plain_subscription_raises() -> None:
-    """Calling `commit` on a plain subscription raises an error, since the service stores no
-    position for it."""
+    """Calling `commit` on a plain subscription raises an error: its position is not stored."""
     with pytest.raises(LocalProtocolError, match="plain subscription"):
         streaming(StartPosition.earliest()).commit()
 
 
 def test_rejected_commit_fails_its_caller_and_is_retried() -> None:
-    """A rejected commit raises `CommitError` for its caller and keeps the position; after a delay
-    the newest position is sent."""
+    """A rejected commit raises `CommitError` in its caller and keeps the committed position.
+
+    After a delay, the newest position is sent.
+    """
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -221,8 +220,7 @@ def test_rejected_commit_fails_its_caller_and_is_retried() -> None:
 
 
 def test_commit_retries_a_rejected_position() -> None:
-    """Calling `commit` sends a rejected position again without delay; a stray error answer does not
-    settle the caller."""
+    """Calling `commit` retries a rejected position at once; unrelated errors are ignored."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -263,8 +261,10 @@ def refuse_until(script: Script, until: float, *, ack: bool) -> list:
 
 @pytest.mark.parametrize("ack", [False, True], ids=["one-position", "newer-ones"])
 def test_subscription_ends_after_15_minutes_of_rejections(ack: bool) -> None:
-    """Rejections for 900 s end the subscription with a retryable `CommitError`, whether or not the
-    positions change; a waiting caller gets that error too."""
+    """Rejections for 900 s end the subscription with a retryable `CommitError`.
+
+    A waiting `commit` raises it too, and it does not matter whether the positions change.
+    """
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -282,8 +282,10 @@ def test_subscription_ends_after_15_minutes_of_rejections(ack: bool) -> None:
 
 
 def test_subscription_ends_if_commits_stay_unanswered() -> None:
-    """Commits that time out again and again end the subscription with `CommitError`, which the
-    caller of `commit` gets too."""
+    """Repeated commit timeouts end the subscription with `CommitError`.
+
+    A waiting `commit` raises it too.
+    """
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -300,7 +302,7 @@ def test_subscription_ends_if_commits_stay_unanswered() -> None:
 
 
 def test_one_answer_may_confirm_several_commits() -> None:
-    """The answer to a newer commit also settles the callers of an earlier one that timed out."""
+    """The answer to a newer commit also settles the callers of an older one that timed out."""
     script = streaming()
     script.read(events(2, 3))
     script.ack(2)
@@ -315,7 +317,7 @@ def test_one_answer_may_confirm_several_commits() -> None:
 
 
 def test_late_commit_answer_counts() -> None:
-    """A success that arrives after the timeout still settles the caller of that commit."""
+    """A success that arrives after the timeout still settles the caller."""
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -328,8 +330,10 @@ def test_late_commit_answer_counts() -> None:
 
 
 def test_idle_stream_repeats_its_last_commit() -> None:
-    """If a slow handler acks nothing for half an hour, the last commit is repeated once, because
-    the service closes a managed stream without a commit for 1,800 s."""
+    """If a slow handler acks nothing for half an hour, the last commit is repeated once.
+
+    The service closes a managed stream without a commit for 1,800 s.
+    """
     script = streaming()
     script.read(events(2))  # not acked by a slow handler
     sent: list[CommitRequest] = []
@@ -346,8 +350,7 @@ def test_idle_stream_repeats_its_last_commit() -> None:
 
 
 def test_keepalives_during_a_commit_are_merged() -> None:
-    """Of the keepalives that arrive while a commit is in flight, only the newest is committed
-    next."""
+    """After several keepalives during a commit, only the newest is committed next."""
     script = Script()
     script.start()
     (request,) = commits(script.respond(keepalive(1)))
@@ -359,8 +362,10 @@ def test_keepalives_during_a_commit_are_merged() -> None:
 
 
 def test_commit_call_survives_a_reconnect() -> None:
-    """After a reconnect the acked event is redelivered, its position is committed on the new
-    stream, and the waiting caller is settled."""
+    """After a reconnect, the acked event is redelivered and its position committed again.
+
+    This settles the waiting caller.
+    """
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -374,7 +379,7 @@ def test_commit_call_survives_a_reconnect() -> None:
 
 
 def test_fatal_error_fails_waiting_commit_calls() -> None:
-    """A failure that closes the subscription settles a waiting `commit` with the same error."""
+    """A failure that closes the subscription also settles a waiting `commit`."""
     script = streaming()
     script.read(events(2))
     script.ack(2)

@@ -62,7 +62,7 @@ def event(number: int, size: int = 10, schema_id: str = "A") -> ProducerEvent:
 
 
 def make(*, timeout=120.0, ordered=False, timings=TIMINGS, **limits) -> PublishProtocol:
-    """Return a publisher with the given limits; *ordered*: with only one request in flight."""
+    """Return a publisher with the given limits; *ordered* allows one request in flight."""
     limits.setdefault("max_requests", 1 if ordered else 4)
     return PublishProtocol(
         TOPIC, "A", timeout=timeout, limits=PublishLimits(**limits), timings=timings
@@ -70,7 +70,7 @@ def make(*, timeout=120.0, ordered=False, timings=TIMINGS, **limits) -> PublishP
 
 
 def proven(**limits) -> PublishProtocol:
-    """Return a publisher whose stream has answered a request, so that full requests may follow."""
+    """Return a publisher whose stream has answered a request, so that it may send full requests."""
     protocol = make(**limits)
     submit(protocol, 1)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -108,8 +108,7 @@ def settled(commands: Iterable[Command]) -> dict[int, PublishResult]:
 
 
 def test_events_are_batched_while_a_request_is_in_flight():
-    """The first event is sent at once; those submitted before its answer share the next request,
-    without a timer."""
+    """The first event is sent at once; events submitted meanwhile share the next request."""
     protocol = make()
     assert submit(protocol, 3) == [OpenPublish(1, (event(0),))]
     out = protocol.response(1, ok(event(0)), 0.1, 0.5)
@@ -118,7 +117,7 @@ def test_events_are_batched_while_a_request_is_in_flight():
 
 
 def test_events_submitted_together_share_a_request():
-    """The events of one call of `submit` are sent in one request."""
+    """Events submitted in one call of `submit` are sent in one request."""
     protocol = make()
     tickets, out = protocol.submit([event(0), event(1)], 0.0)
     assert tickets == [1, 2]
@@ -126,8 +125,10 @@ def test_events_submitted_together_share_a_request():
 
 
 def test_requests_stay_within_the_limits_of_the_service():
-    """A request has at most 200 events and 3 MB; a full one is sent without waiting for an earlier
-    answer."""
+    """A request contains at most 200 events and 3 MB.
+
+    A full request is sent without waiting for an earlier answer.
+    """
     protocol = proven()
     submit(protocol, 1)
     full = submit(protocol, MAX_PUBLISH_EVENTS + 1)
@@ -140,7 +141,7 @@ def test_requests_stay_within_the_limits_of_the_service():
 
 
 def test_number_of_requests_in_flight_is_limited():
-    """Up to four full requests are in flight, or only one if events must stay in order."""
+    """Up to four full requests are in flight, or one if events must stay in order."""
     for ordered, expected in ((False, 4), (True, 1)):
         protocol = proven(ordered=ordered, max_pending_count=10_000)
         sent = submit(protocol, 3000)
@@ -148,8 +149,10 @@ def test_number_of_requests_in_flight_is_limited():
 
 
 def test_new_stream_starts_with_one_request():
-    """After a failure a new stream sends a single request, and the others only after its answer, so
-    that a service that is down isn't flooded."""
+    """After a failure, a new stream sends one request and waits for its answer before the next.
+
+    This avoids flooding a service that is down.
+    """
     protocol = proven()
     submit(protocol, 1500)
     protocol.ended(1, DOWN, 0.0, 0.0)
@@ -160,8 +163,7 @@ def test_new_stream_starts_with_one_request():
 
 
 def test_pending_events_and_bytes_are_limited():
-    """There is no room while as many events or bytes as allowed have no result yet; a result makes
-    room."""
+    """The publisher has room as long as pending events and bytes are below their limits."""
     protocol = make(max_pending_count=2)
     submit(protocol, 1)
     assert protocol.has_room
@@ -175,8 +177,10 @@ def test_pending_events_and_bytes_are_limited():
 
 
 def test_unanswered_events_are_resent_in_order():
-    """After a failure and a delay, unanswered events are sent again with their ids, before newer
-    ones; late answers of the old stream are ignored."""
+    """After a failure and a delay, unanswered events are sent again before newer ones.
+
+    They keep their ids, and late answers on the old stream are ignored.
+    """
     protocol = make()
     submit(protocol, 3)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -191,8 +195,7 @@ def test_unanswered_events_are_resent_in_order():
 
 
 def test_results_are_matched_by_correlation_key():
-    """Results may come in any order, within an answer or between answers; unknown keys are
-    ignored."""
+    """Results may arrive in any order; those with unknown keys are ignored."""
     protocol = proven()
     submit(protocol, 1)
     submit(protocol, 201)
@@ -202,8 +205,8 @@ def test_results_are_matched_by_correlation_key():
     assert sorted(found) == [2]
 
 
-def test_id_used_twice_is_settled_twice():
-    """Two events with the same id each get a result."""
+def test_events_with_the_same_id_are_settled_separately():
+    """Two events with the same id are settled separately."""
     protocol = make()
     protocol.submit([event(0)], 0.0)
     protocol.submit([event(1)], 0.0)
@@ -214,8 +217,10 @@ def test_id_used_twice_is_settled_twice():
 
 
 def test_unanswered_request_cancels_its_stream():
-    """A stream that leaves an event without a result for 30 s is cancelled, and the event is sent
-    again on a new one."""
+    """A stream that leaves an event unanswered for 30 s is cancelled.
+
+    The event is sent again on a new stream.
+    """
     protocol = make()
     submit(protocol, 3)
     protocol.response(1, ok(event(0)), 5.0, 0.5)
@@ -226,8 +231,10 @@ def test_unanswered_request_cancels_its_stream():
 
 
 def test_timed_out_event_says_whether_it_may_be_published():
-    """The result of an event that timed out says whether it was ever sent, and is not changed by a
-    late answer."""
+    """The result of an event that timed out says whether it was sent.
+
+    A late answer does not change it.
+    """
     protocol = make(timeout=10.0)
     submit(protocol, 1)
     submit(protocol, 1, now=1.0)
@@ -256,7 +263,7 @@ def test_event_that_expired_in_flight_is_not_resent():
 
 
 def test_event_that_expired_while_waiting_is_not_sent():
-    """An event that timed out before it could be resent is left out of the next request."""
+    """An event that times out before it can be sent again is left out of the next request."""
     protocol = make(timeout=10.0)
     submit(protocol, 1)
     protocol.ended(1, DOWN, 9.0, 0.9)
@@ -267,7 +274,7 @@ def test_event_that_expired_while_waiting_is_not_sent():
 
 
 def test_rejected_event_does_not_affect_others():
-    """A rejected event gets a failed result; the others of its request succeed."""
+    """If one event of a request is rejected, only that event fails."""
     protocol = make()
     submit(protocol, 3)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -278,8 +285,7 @@ def test_rejected_event_does_not_affect_others():
 
 
 def test_temporarily_rejected_event_is_retried():
-    """Only the event with a retryable error is sent again, after a delay that grows with each
-    rejection."""
+    """Only an event with a retryable error is sent again; its delay grows with each rejection."""
     protocol = make()
     submit(protocol, 2)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -292,8 +298,10 @@ def test_temporarily_rejected_event_is_retried():
 
 
 def test_events_are_reencoded_after_a_schema_change():
-    """A rejection that names a new schema has the event encoded again, under the same id and in
-    order. If it is then rejected again, it fails."""
+    """If a rejection names a new schema, the event is reencoded and sent again in order.
+
+    It keeps its id. If it is rejected again, it fails.
+    """
     protocol = make(ordered=True)
     submit(protocol, 3)
     out = protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -306,8 +314,7 @@ def test_events_are_reencoded_after_a_schema_change():
 
 
 def test_unordered_events_do_not_wait_for_reencoding():
-    """Unless order is required, other events are sent while one is being encoded with a new
-    schema."""
+    """While an event is being reencoded, others are sent, unless order is required."""
     protocol = make()
     submit(protocol, 2)
     out = protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -315,8 +322,7 @@ def test_unordered_events_do_not_wait_for_reencoding():
 
 
 def test_event_that_does_not_fit_the_new_schema_fails():
-    """An event that can't be encoded with the new schema fails with the encoder's error, and the
-    next is sent."""
+    """An event that can't be encoded with the new schema fails, and the next one is sent."""
     protocol = make(ordered=True)
     submit(protocol, 2)
     protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -326,8 +332,10 @@ def test_event_that_does_not_fit_the_new_schema_fails():
 
 
 def test_schema_is_fetched_again_after_a_temporary_failure():
-    """If the new schema can't be fetched for now, the event is sent again after a delay, and its
-    next rejection fetches the schema again."""
+    """If the new schema can't be fetched, the event is sent again after a delay.
+
+    If it is rejected again, the schema is fetched again.
+    """
     protocol = make()
     submit(protocol, 1)
     protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -338,7 +346,7 @@ def test_schema_is_fetched_again_after_a_temporary_failure():
 
 
 def test_event_that_expired_during_reencoding_stays_settled():
-    """An event that timed out while it was being encoded is not sent."""
+    """An event that timed out while it was being reencoded is not sent."""
     protocol = make(timeout=5.0)
     submit(protocol, 1)
     protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -347,8 +355,10 @@ def test_event_that_expired_during_reencoding_stays_settled():
 
 
 def test_idle_stream_is_closed_before_the_service_does():
-    """An idle stream is half-closed before the 70 s after which the service ends it; the next event
-    opens another one."""
+    """An idle stream is half-closed before the service would end it after 70 s.
+
+    The next event opens a new stream.
+    """
     protocol = make()
     submit(protocol, 1)
     protocol.response(1, ok(event(0)), 1.0, 0.5)
@@ -359,9 +369,11 @@ def test_idle_stream_is_closed_before_the_service_does():
     assert submit(protocol, 1, now=60.0) == [OpenPublish(2, (event(1),))]
 
 
-def test_end_of_an_idle_stream_is_no_failure():
-    """If a stream fails while nothing is pending, even fatally, the publisher continues, and the
-    next event opens another one."""
+def test_a_failed_idle_stream_does_not_close_the_publisher():
+    """Even a fatal error of an idle stream does not close the publisher.
+
+    The next event opens a new stream.
+    """
     protocol = make()
     submit(protocol, 1)
     protocol.response(1, ok(event(0)), 1.0, 0.5)
@@ -370,8 +382,7 @@ def test_end_of_an_idle_stream_is_no_failure():
 
 
 def test_stream_ending_with_ok_is_reopened_for_pending_events():
-    """If a stream ends with status OK but without an answer, the event is sent again on a new
-    stream."""
+    """If a stream ends with OK but without an answer, the event is sent again on a new stream."""
     protocol = make()
     submit(protocol, 1)
     assert protocol.ended(1, None, 1.0, 0.0) == []
@@ -379,7 +390,7 @@ def test_stream_ending_with_ok_is_reopened_for_pending_events():
 
 
 def test_expired_session_is_renewed_and_events_are_resent():
-    """If the session expires, events wait for a new one, and are then sent again."""
+    """Events whose session expires are sent again after it has been renewed."""
     protocol = make()
     submit(protocol, 1)
     assert protocol.ended(1, EXPIRED, 1.0, 0.5) == [RenewSession()]
@@ -388,8 +399,10 @@ def test_expired_session_is_renewed_and_events_are_resent():
 
 
 def test_sign_in_is_retried_unless_it_fails_for_good():
-    """A temporary sign-in failure is retried after a delay; a final one fails all events and closes
-    the publisher."""
+    """A temporary sign-in failure is retried after a delay.
+
+    A permanent one fails all events and closes the publisher.
+    """
     protocol = make()
     submit(protocol, 1)
     protocol.ended(1, EXPIRED, 1.0, 0.5)
@@ -414,7 +427,7 @@ def test_sign_in_is_not_retried_without_pending_events():
 
 
 def test_idle_time_does_not_count_as_rejected_sessions():
-    """Two rejected sessions with a long idle time between them do not close the publisher."""
+    """Two rejected sessions, separated by a long idle time, do not close the publisher."""
     protocol = make(timeout=5.0)
     for begun in (0.0, TIMINGS.session_budget + 1):
         submit(protocol, 1, now=begun)
@@ -425,8 +438,10 @@ def test_idle_time_does_not_count_as_rejected_sessions():
 
 
 def test_fatal_failure_closes_the_publisher():
-    """After a failure that can't be retried, every event gets a failed result that says whether it
-    was sent, and `submit` raises an error."""
+    """A failure that can't be retried fails every event, and `submit` raises an error.
+
+    Each result says whether its event was sent.
+    """
     protocol = make()
     submit(protocol, 3)
     out = protocol.ended(1, DENIED, 1.0, 0.5)
@@ -442,7 +457,7 @@ def test_fatal_failure_closes_the_publisher():
 
 
 def test_drain_waits_for_all_results():
-    """Draining accepts no more events, sends the waiting ones, and ends after the last result."""
+    """Draining rejects new events, sends those that wait, and finishes after the last result."""
     protocol = make()
     submit(protocol, 2)
     assert protocol.drain(0.0) == []
@@ -454,8 +469,7 @@ def test_drain_waits_for_all_results():
 
 
 def test_drain_ends_when_the_last_event_times_out():
-    """Draining ends at the last event's timeout at the latest, and then cancels a stream with an
-    unanswered request."""
+    """If the last event times out, draining cancels the unanswered stream and finishes."""
     protocol = make(timeout=5.0)
     submit(protocol, 1)
     protocol.drain(0.0)
@@ -464,7 +478,7 @@ def test_drain_ends_when_the_last_event_times_out():
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_abort_and_crash_settle_all_events(is_open):
-    """An abort or an internal error settles all events, and cancels the stream if one is open."""
+    """An abort or an internal error settles all events, and cancels an open stream."""
     for end in (
         lambda protocol: protocol.abort(),
         lambda protocol: protocol.crashed(StreamError("bug")),
@@ -480,7 +494,7 @@ def test_abort_and_crash_settle_all_events(is_open):
 
 
 class Publishing(RuleBasedStateMachine):
-    """A random walk: a service answers, rejects, fails or changes its schema, in any order.
+    """A random walk in which a service answers, rejects, fails or changes its schema.
 
     A stream is a list of requests to execute; an executed request may be answered or not. The
     application records its results in `told`.
@@ -507,7 +521,7 @@ class Publishing(RuleBasedStateMachine):
         self.passed: set[str] = set()  # rejected temporarily; their order may differ
 
     def do(self, commands: list[Command]) -> None:
-        """Execute commands as a driver does, and record the results."""
+        """Execute commands as a driver does, recording the results."""
         for command in commands:
             if isinstance(command, (OpenPublish, SendEvents)):
                 self.take(command)
@@ -530,8 +544,7 @@ class Publishing(RuleBasedStateMachine):
                 assert isinstance(command, UseSchema), command
 
     def take(self, command: OpenPublish | SendEvents) -> None:
-        """Receive a request, and check its size, its order, and the number of requests in
-        flight."""
+        """Receive a request; check its size, its order and the number of requests in flight."""
         assert not self.renewing
         if isinstance(command, OpenPublish):
             assert self.stream == 0
@@ -573,7 +586,7 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def execute_request(self, data: st.DataObject) -> None:
-        """Publish the events of the oldest request, except for some that are rejected."""
+        """Execute the oldest request: publish its events, except for some that are rejected."""
         events = self.requests.pop(0)
         results = []
         fates = st.sampled_from(["ok", "ok", "ok", "busy", "bad"])
@@ -610,7 +623,7 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.renewing)
     @rule(works=st.booleans(), jitter=st.floats(0, 0.99))
     def finish_renewal(self, works: bool, jitter: float) -> None:
-        """Finish a sign-in, with or without success."""
+        """Finish a sign-in, successfully if *works*."""
         self.renewing = False
         if works:
             self.do(self.protocol.session_renewed(self.now))
@@ -626,7 +639,7 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     @rule(works=st.booleans())
     def encode(self, works: bool) -> None:
-        """Finish encoding an event with the new schema, or fail to fetch the schema."""
+        """Finish encoding an event with the new schema, or report that it could not be fetched."""
         ticket, schema_id = self.asked.pop()
         name = self.given[ticket - 1]
         outcome = (
@@ -638,7 +651,7 @@ class Publishing(RuleBasedStateMachine):
 
     @rule(jitter=st.floats(0, 0.99))
     def advance_time(self, jitter: float) -> None:
-        """Advance the time to the protocol's deadline; its timer must not be due forever."""
+        """Advance the time to the protocol's deadline; fail if its timer stays due."""
         at = self.protocol.deadline()
         if at is not None:
             self.now = max(self.now, at)
@@ -655,9 +668,11 @@ class Publishing(RuleBasedStateMachine):
         assert self.protocol.deadline() is not None or len(self.told) == len(self.given)
 
     @invariant()
-    def results_are_true(self) -> None:
-        """A successful result is of a published event, and a final failure of a rejected one,
-        except after a schema change."""
+    def results_match_the_bus(self) -> None:
+        """Successful events were published, and others rejected, unless the schema changed.
+
+        Failures that can be retried are not checked.
+        """
         for ticket, result in self.told.items():
             name = self.given[ticket - 1]
             assert result.correlation_key == name
@@ -672,15 +687,14 @@ class Publishing(RuleBasedStateMachine):
 
     @invariant()
     def order_is_preserved(self) -> None:
-        """The first publications of events that were never rejected are in the order of
-        submission."""
+        """Events that were never rejected are first published in the order of submission."""
         if self.ordered:
             excused = self.passed | self.refused
             first = [int(name) for name in dict.fromkeys(self.bus) if name not in excused]
             assert first == sorted(first)
 
     def teardown(self) -> None:
-        """Check that without further failures every event gets a result, and draining then ends."""
+        """Check that, without further failures, every event is settled and draining finishes."""
         self.run_without_failures()
         assert sorted(self.told) == list(range(1, len(self.given) + 1))
         for ticket, result in self.told.items():
@@ -721,7 +735,7 @@ class Publishing(RuleBasedStateMachine):
         raise AssertionError("results are still missing after 10,000 steps")
 
     def encode_all(self) -> None:
-        """Finish encoding all waiting events with the new schema."""
+        """Encode all waiting events with the new schema."""
         asked, self.asked = self.asked, []
         for ticket, schema_id in asked:
             anew = ProducerEvent(schema_id, b"anew", self.given[ticket - 1])
@@ -729,7 +743,7 @@ class Publishing(RuleBasedStateMachine):
 
 
 class InOrder(Publishing):
-    """The random walk of a publisher with only one request in flight, which preserves order."""
+    """A random walk with one request in flight, which preserves the order."""
 
     ordered = True
 

@@ -10,8 +10,7 @@ LATEST, EARLIEST = StartPosition.latest(), StartPosition.earliest()
 
 
 def test_stream_resumes_after_the_last_received_position() -> None:
-    """A plain subscription resumes after the last received position rather than at its start, so
-    that no event is repeated or skipped."""
+    """A plain subscription resumes after the last received position instead of at its start."""
     resume = Resume(NAME, LATEST, None)
     assert resume.position == LATEST
     assert resume.last is None
@@ -22,17 +21,15 @@ def test_stream_resumes_after_the_last_received_position() -> None:
 
 
 def test_drop_before_a_position_at_latest_is_one_gap() -> None:
-    """If a stream from LATEST drops before its first position, events may be missed, which is
-    reported once."""
+    """If a stream from LATEST drops before its first position, a gap is reported once."""
     resume = Resume(NAME, LATEST, None)
 
     assert resume.dropped() == Gap("unanchored", NAME)
     assert resume.dropped() is None
 
 
-def test_drop_after_a_position_is_no_gap() -> None:
-    """A drop after a received position, or of a stream from EARLIEST, misses nothing and reports no
-    gap."""
+def test_drop_after_a_position_reports_no_gap() -> None:
+    """If a stream drops after a received position or starts at EARLIEST, no gap is reported."""
     anchored = Resume(NAME, LATEST, None)
     anchored.received(rid(1))
 
@@ -41,8 +38,10 @@ def test_drop_after_a_position_is_no_gap() -> None:
 
 
 def test_rejected_position_is_a_gap_with_the_error_code() -> None:
-    """A rejected position is reported as a gap with the position, the error code and the RPC id;
-    without a fallback the subscription can't continue."""
+    """A rejected position is reported as a gap with its error code and RPC id.
+
+    Without a fallback, the subscription can't resume.
+    """
     resume = Resume(NAME, StartPosition.after(rid(7)), None)
 
     gap, go_on = resume.rejected("code", "rpc")
@@ -52,7 +51,7 @@ def test_rejected_position_is_a_gap_with_the_error_code() -> None:
 
 
 def test_rejected_position_resumes_at_the_fallback() -> None:
-    """With a fallback, the subscription continues there, and a further drop is no second gap."""
+    """The subscription resumes at the fallback, and another drop reports no second gap."""
     resume = Resume(NAME, StartPosition.after(rid(7)), LATEST)
     _, go_on = resume.rejected(None, None)
 
@@ -62,15 +61,14 @@ def test_rejected_position_resumes_at_the_fallback() -> None:
 
 
 def test_rejected_preset_has_no_fallback() -> None:
-    """A rejected LATEST or EARLIEST does not use the fallback, because such a start cannot
-    expire."""
+    """A rejected LATEST or EARLIEST does not use the fallback, as these presets cannot expire."""
     _, go_on = Resume(NAME, EARLIEST, LATEST).rejected(None, None)
 
     assert not go_on
 
 
 def test_rejected_fallback_is_not_retried() -> None:
-    """If the fallback is rejected too, the subscription does not continue."""
+    """If the fallback is rejected too, the subscription does not resume."""
     resume = Resume(NAME, StartPosition.after(rid(7)), StartPosition.after(rid(8)))
     assert resume.rejected(None, None)[1]
 

@@ -24,8 +24,10 @@ EARLIEST = StartPosition.earliest()
 
 
 def test_no_deadline_before_start_and_after_close() -> None:
-    """A subscription has no deadline before its start and after its end, and a timer call then does
-    nothing."""
+    """A subscription has no deadline before it starts or after it ends.
+
+    A timer call after its end has no effect.
+    """
     script = Script()
     assert script.protocol.deadline() is None
     script.start()
@@ -36,7 +38,7 @@ def test_no_deadline_before_start_and_after_close() -> None:
 
 
 def test_late_timer_handles_one_alarm_at_a_time() -> None:
-    """A timer call an hour late only reopens the stream; the next deadline is in the future."""
+    """A timer call that is an hour late only reopens the stream and sets a future deadline."""
     script = streaming(connection_timeout=5000.0)
     script.end(failure())
     script.now += 3600.0
@@ -49,7 +51,7 @@ def test_late_timer_handles_one_alarm_at_a_time() -> None:
 
 @pytest.mark.parametrize("start", [None, EARLIEST], ids=["managed", "plain"])
 def test_silent_service_is_retried_at_a_moderate_rate(start: StartPosition | None) -> None:
-    """Against a service that says nothing for a day, 100 to 400 streams are opened."""
+    """If the service stays silent for a day, only 100 to 400 streams are opened."""
     script = streaming(start)
     opened = of(OpenStream, script.wait(86_400.0))
 
@@ -57,8 +59,7 @@ def test_silent_service_is_retried_at_a_moderate_rate(start: StartPosition | Non
 
 
 def test_zero_timings_do_not_loop_forever() -> None:
-    """With the times of all alarms set to 0, draining still ends after a finite number of timer
-    calls."""
+    """Even if all timings are 0, draining ends after a finite number of timer calls."""
     times = Timings(
         keepalive=0.0,
         keepalive_margin=0.0,
@@ -77,8 +78,7 @@ def test_zero_timings_do_not_loop_forever() -> None:
 
 
 def test_alarms_of_a_stream_end_with_it() -> None:
-    """While waiting, only the reopening is due; the alarms of the old stream's commit and of its
-    silence are dropped."""
+    """Ending a stream drops its alarms, so that only the reopening is due."""
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -88,8 +88,7 @@ def test_alarms_of_a_stream_end_with_it() -> None:
 
 
 def test_no_deadline_while_the_session_is_renewed() -> None:
-    """There is no deadline while the driver fetches a session, since the driver reports the
-    result."""
+    """There is no deadline while the driver renews the session, as it reports the result."""
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
 
@@ -97,8 +96,7 @@ def test_no_deadline_while_the_session_is_renewed() -> None:
 
 
 def test_earliest_alarm_is_the_deadline() -> None:
-    """The deadline is first the 30 s for a commit's answer, and after the answer the 300 s for any
-    message."""
+    """The deadline is a commit's timeout of 30 s, and after its answer 300 s for any message."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -109,8 +107,7 @@ def test_earliest_alarm_is_the_deadline() -> None:
 
 
 def test_connection_timeout_precedes_reopening() -> None:
-    """If both the connection timeout and the reopening are due, the subscription ends without
-    another attempt."""
+    """If the connection timeout and the reopening are both due, the subscription ends."""
     script = streaming(EARLIEST, connection_timeout=1.0)
     script.end(failure(), jitter=0.999)
     script.now += 60.0

@@ -1,6 +1,4 @@
-"""Tests of describes, queries, reads by id, permissions and limits, read from the emulator over
-REST.
-"""
+"""Tests of reading describes, queries, records, permissions and limits over REST."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ from .support import QUICK, Sessions, reader_of
 
 
 def test_an_object_is_described_with_its_fields(reader):
-    """A describe reports an object's properties, and each field's type, length, scale, compound
-    field and reference targets, from which table columns are made.
-    """
+    """A describe returns what table columns are made of: an object's properties and its fields."""
     account = reader.describe("Account")
     assert (account.name, account.label, account.key_prefix) == ("Account", "Account", "001")
     assert (account.custom, account.queryable, account.retrieveable) == (False, True, True)
@@ -61,9 +57,9 @@ def test_all_objects_are_listed(reader):
 
 
 def test_describe_of_an_unknown_object_raises(reader):
-    """An unknown object raises an error with Salesforce's status and error code.
+    """Describing an unknown object raises an error with Salesforce's status and error code.
 
-    An invalid object name is rejected without sending a request.
+    An invalid object name is rejected without a request.
     """
     with pytest.raises(RequestRefusedError) as caught:
         reader.describe("Nothing__c")
@@ -75,8 +71,9 @@ def test_describe_of_an_unknown_object_raises(reader):
 
 
 def test_query_returns_every_row_once_page_by_page(reader):
-    """The pages have the requested size and the query's total, and contain every row once, without
-    the `attributes` member. An invalid page size or query raises an error.
+    """A query returns every row once, in pages of the requested size, with the total of the query.
+
+    Rows do not contain `attributes`. An invalid page size or query raises an error.
     """
     pages = list(
         reader.query("SELECT Id, Name FROM Order__c ORDER BY Id LIMIT 1001", batch_size=500)
@@ -97,7 +94,7 @@ def test_query_returns_every_row_once_page_by_page(reader):
 
 
 def test_deleted_records_are_returned_only_with_all_rows(org, reader):
-    """A query returns a record that is in the Recycle Bin only if `all_rows` is set."""
+    """A query returns records in the Recycle Bin only if `all_rows` is set."""
     user = org.accounts.holder("")
     gone = org.records.create("Contact", {"LastName": "Gone"}, user)
     org.records.delete("Contact", gone, user)
@@ -109,8 +106,9 @@ def test_deleted_records_are_returned_only_with_all_rows(org, reader):
 
 
 def test_numbers_keep_every_digit(org, reader):
-    """A query returns a currency value as a Decimal with every digit that was stored, and a read by
-    id returns a Decimal too.
+    """A query returns a currency value as a Decimal, with all stored digits.
+
+    A read by id returns a Decimal as well.
     """
     user = org.accounts.holder("")
     made = org.records.create(
@@ -131,9 +129,7 @@ def test_numbers_keep_every_digit(org, reader):
 
 
 def test_a_session_that_expires_between_pages_is_renewed(org):
-    """If the session expires between two pages, the query renews it once and continues, so that
-    every row is returned once.
-    """
+    """A session that expires between two pages is renewed once, and no row is lost or repeated."""
     sessions = Sessions(org)
     reader = OrgReader(sessions, timings=QUICK)
     pages = reader.query("SELECT Id FROM Order__c ORDER BY Id LIMIT 6000")
@@ -147,8 +143,7 @@ def test_a_session_that_expires_between_pages_is_renewed(org):
 def test_reading_a_query_that_the_org_closed_raises(reader):
     """Opening an eleventh query makes the org close the first one.
 
-    Reading the first one further raises an error that says to start it again; the newest one stays
-    readable.
+    Reading on in the first one raises an error that says to restart it; the newest stays readable.
     """
     soql = "SELECT Id FROM Order__c LIMIT 500"
     open_ = [reader.query(soql, batch_size=200) for _ in range(11)]
@@ -161,8 +156,9 @@ def test_reading_a_query_that_the_org_closed_raises(reader):
 
 
 def test_records_are_read_by_id(org, reader):
-    """Each requested id, short or long, maps to its row, or to None if the record is missing or
-    deleted. Unknown fields and invalid ids raise errors.
+    """Reading by id maps each id, short or long, to its row, or to None if there is none.
+
+    A deleted record has no row. Unknown fields and invalid ids raise errors.
     """
     user = org.accounts.holder("")
     there = org.records.create("Account", {"Name": "there"}, user)
@@ -181,7 +177,7 @@ def test_records_are_read_by_id(org, reader):
 
 
 def test_two_thousand_ids_take_one_request(reader):
-    """A read by id fetches 2,000 records with a single request, and rejects 2,001 ids."""
+    """Reading 2,000 records by id takes a single request; 2,001 ids are rejected."""
     ids = [f"a00SB{number:010d}AAA" for number in range(1, 2002)]
     before = reader.calls
     found = reader.retrieve("Order__c", ids[:2000], ["Name", "Notes__c"])
@@ -195,7 +191,7 @@ def test_two_thousand_ids_take_one_request(reader):
 def test_requests_are_counted_and_the_daily_limit_is_reported(tmp_path):
     """The reader counts its requests and reports the org's daily limit.
 
-    Once the limit is used up, a request raises an error and is not retried.
+    Once the limit is used up, requests raise an error and are not retried.
     """
     settings = Settings(daily_api_requests=6)
     with EmulatorServer(tmp_path / "org", settings=settings) as emulator:
@@ -213,8 +209,9 @@ def test_requests_are_counted_and_the_daily_limit_is_reported(tmp_path):
 
 
 def test_user_without_view_all_data_cannot_view_all(org, reader):
-    """`can_view_all` returns False for a user without View All Data, because a record that this
-    user does not see need not be a deleted one.
+    """`can_view_all` returns False for a user without View All Data.
+
+    A record that such a user cannot see is not necessarily deleted.
     """
     assert reader.can_view_all("Account")
     org.accounts.put_user("limited@example.com", "secret", view_all=False)
@@ -229,8 +226,9 @@ def test_user_without_view_all_data_cannot_view_all(org, reader):
 
 
 def test_malformed_or_too_old_api_version_is_rejected():
-    """Query jobs return their columns in order only since API version 50.0, so an older or
-    malformed version raises a configuration error.
+    """An API version that is malformed or older than 50.0 raises a configuration error.
+
+    Older query jobs may return columns in any order.
     """
     for version in ("49.0", "60", "../60.0", ""):
         with pytest.raises(ConfigurationError, match="API version"):

@@ -11,7 +11,7 @@ from sfpubsub.spark.raw.layout import LAYOUTS
 
 
 def as_layout_2(table: Path) -> None:
-    """Convert a table of the newest layout to layout 2: fewer columns, partitioned by hour."""
+    """Convert a table to layout 2, which has fewer columns and hourly partitions."""
     old = LAYOUTS[2]
     for file in sorted(table.glob("ingest_date=*/batch=*/part-*.parquet")):
         hour = table / f"ingest_hour={file.parent.parent.name.removeprefix('ingest_date=')}-23"

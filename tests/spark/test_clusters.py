@@ -70,7 +70,7 @@ def check(report: dict) -> None:
 @pytest.mark.spark
 @pytest.mark.slow  # half a minute
 def test_local_cluster_executors_need_no_grpc_and_get_no_token(world):
-    """On two separate executors, the access token is in no file, plan or log that Spark writes."""
+    """With two separate executors, no file, plan or log of Spark contains the access token."""
     emulator, directory = world
     work = Path(pyspark.__file__).parent / "work"  # directory of the executors' logs
     before = set(work.glob("app-*"))
@@ -96,14 +96,14 @@ def test_local_cluster_executors_need_no_grpc_and_get_no_token(world):
 
 @pytest.mark.slow
 def test_the_job_runs_in_local_mode(world):
-    """With local[*], executors are threads of the driver."""
+    """The job runs with local[*], where executors are threads of the driver."""
     report, _ = run(world, "local[*]")
     check(report)
 
 
 @pytest.mark.slow
 def test_the_job_runs_on_a_standalone_cluster_with_two_workers(world):
-    """Master and workers are separate processes; executors need no grpc and get no settings."""
+    """Executors in separate worker processes need neither grpc nor settings."""
     _, directory = world
     with ExitStack() as stack:
         port = free_port()
@@ -127,7 +127,7 @@ def test_the_job_runs_on_a_standalone_cluster_with_two_workers(world):
 
 @pytest.mark.slow
 def test_spark_connect_runs_the_source_and_rejects_the_writers(world):
-    """The source runs in the server; writers need a local driver, so they raise an error."""
+    """The source runs on the Spark Connect server; writers need a local driver, so they fail."""
     for package in ("grpc_status", "zstandard", "google.rpc"):
         pytest.importorskip(package, reason="pyspark[connect] needs it")
     _, directory = world

@@ -14,12 +14,12 @@ from ..conftest import PATIENCE, until
 
 
 def arrival(seq: int) -> Arrival:
-    """Return a response without events that has this sequence number."""
+    """Return a response with this sequence number and no events."""
     return Arrival(Deliver((), seq, "rpc", 0), 0.0)
 
 
 def test_a_response_between_the_check_and_the_wait_is_not_missed():
-    """A waiter that noted the count first does not wait if a response has come since."""
+    """A response that arrives after the count was read ends the wait at once."""
     mailbox = Mailbox()
     seen = mailbox.count
     mailbox.put(arrival(1))
@@ -37,7 +37,7 @@ def test_a_response_between_the_check_and_the_wait_is_not_missed():
     ],
 )
 def test_every_change_wakes_all_waiters(news):
-    """A response, a discard, a close and a wake each wake all threads that wait."""
+    """A response, a discard, a close and a wake each wake all waiting threads."""
     mailbox = Mailbox()
     threads = [threading.Thread(target=mailbox.wait, args=(0, None)) for _ in range(3)]
     for thread in threads:
@@ -51,7 +51,7 @@ def test_every_change_wakes_all_waiters(news):
 
 
 def test_a_wait_ends_at_its_timeout_and_leaves_no_waiter():
-    """A wait ends at its timeout and removes its entry, so repeated waits do not pile up."""
+    """A wait that times out removes its waiter, so repeated waits do not accumulate."""
     mailbox = Mailbox()
     began = time.monotonic()
     for timeout in (0.0, -1.0, 0.02):
@@ -61,7 +61,7 @@ def test_a_wait_ends_at_its_timeout_and_leaves_no_waiter():
 
 
 def test_a_response_is_taken_once_and_only_from_the_front():
-    """peek() leaves a response in the queue. pop() removes it once, and only if it is the first."""
+    """peek() leaves a response in the queue; pop() removes it once, and only from the front."""
     mailbox = Mailbox()
     first, second = arrival(1), arrival(2)
     assert mailbox.peek() is None

@@ -25,8 +25,8 @@ SIMPLE_SALESFORCE = "simple-salesforce==1.12.10"
 ORDERS = "/data/Order__ChangeEvent"
 
 
-def changed(emulator: EmulatorServer) -> dict[str, int]:
-    """Return how many records the change events of orders name, by change type."""
+def changed_records(emulator: EmulatorServer) -> dict[str, int]:
+    """Return the number of orders that change events name, by change type."""
     counts: dict[str, int] = {}
     for event in events(emulator, ORDERS):
         header = event["ChangeEventHeader"]
@@ -39,7 +39,7 @@ def changed(emulator: EmulatorServer) -> dict[str, int]:
 def test_jsforce(tmp_path):
     """jsforce can create, read, update, upsert, query, describe and delete records.
 
-    It can do so one by one and in bulk, and each change has its event.
+    This works one by one and in bulk, and each change publishes its event.
     """
     modules = str(node_packages() / "node_modules")
     with EmulatorServer(tmp_path) as emulator:
@@ -62,7 +62,7 @@ def test_jsforce(tmp_path):
             "deleted": [True, True],
             "afterwards": "ENTITY_IS_DELETED",
         }
-        assert changed(emulator) == {"CREATE": 504, "UPDATE": 2, "DELETE": 3}
+        assert changed_records(emulator) == {"CREATE": 504, "UPDATE": 2, "DELETE": 3}
 
 
 @needs_node
@@ -82,11 +82,11 @@ def test_node_sf_bulk2(tmp_path):
             "sets": [1000, 500],
             "left": 0,
         }
-        assert changed(emulator) == {"CREATE": 1500}
+        assert changed_records(emulator) == {"CREATE": 1500}
 
 
 def test_simple_salesforce(tmp_path):
-    """simple-salesforce can change and query records over TLS, in pages and in bulk."""
+    """simple-salesforce can change and query records over TLS, page by page and in bulk."""
     venv = CACHE / "simple_salesforce"
     python = str(venv / "bin" / "python")
     if not (venv / SIMPLE_SALESFORCE).exists():
@@ -116,4 +116,4 @@ def test_simple_salesforce(tmp_path):
             "iterated": 2500,
             "removed": 2500,
         }
-        assert changed(emulator) == {"CREATE": 2502, "UPDATE": 2, "DELETE": 2501}
+        assert changed_records(emulator) == {"CREATE": 2502, "UPDATE": 2, "DELETE": 2501}

@@ -1,6 +1,4 @@
-"""Tests of the sidecar tables of a raw table: durable, unchanged when an entry is written again,
-and readable by Spark.
-"""
+"""Tests of the sidecar tables: durable, idempotent, and readable by Spark."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ BAD = QuarantinedEvent(
 
 
 class Clock:
-    """A clock whose time the tests set."""
+    """A clock that tests can set."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -50,7 +48,7 @@ class Clock:
 
 
 def commit(rows: int, first: int = 0) -> Commit:
-    """Return a commit of *rows* rows, whose first row has the number *first*."""
+    """Return a commit of *rows* rows, the first of which has the number *first*."""
     return Commit(MANAGED, "0a", rows, rows, 0, 0, 0, 1, first, first + rows - 1)
 
 
@@ -68,15 +66,16 @@ def local(tmp_path: Path, clock: Clock) -> Sidecars:
 
 
 def lines(directory: Path) -> list[dict]:
-    """Return the JSON objects in the files of a sidecar, in order of the file names."""
+    """Return the JSON objects in a sidecar's files, in order of the file names."""
     files = sorted(directory.glob("*.json"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("place", ["local", "viewfs"])
 def test_spark_reads_all_sidecars(spark, lake: Path, tmp_path: Path, clock: Clock, place: str):
-    """Spark reads the sidecars as tables, before and after the first entry, in a local directory
-    and on another file system.
+    """Spark can read every sidecar as a table, whether it is empty or not.
+
+    This holds for a local directory and for another file system.
     """
     name = f"sidecars-{tmp_path.name}"
     here = tmp_path / "orders [1] {a}"  # these characters must not act as a pattern
@@ -126,9 +125,9 @@ def test_spark_reads_all_sidecars(spark, lake: Path, tmp_path: Path, clock: Cloc
 
 
 def test_hadoop_file_is_replaced_as_a_whole(spark, lake: Path, tmp_path: Path):
-    """On a Hadoop file system, a replaced file has the new text and no other files are left.
+    """Replacing a file on a Hadoop file system replaces all of its text and leaves no other files.
 
-    An unwritable place or an unknown file system raises an error of this package.
+    Failing to write, or an unknown file system, raises one of this package's own errors.
     """
     files = HadoopFiles(spark, f"viewfs://lake/tables/files-{tmp_path.name}")
     files.make()
@@ -145,7 +144,7 @@ def test_hadoop_file_is_replaced_as_a_whole(spark, lake: Path, tmp_path: Path):
 
 
 def test_unusable_local_directory_raises(tmp_path: Path):
-    """Errors of this package name the file or directory that cannot be created, written or read."""
+    """The error names the file or directory that cannot be created, written or read."""
     (tmp_path / "_gaps").write_text("in the way")
     files = LocalFiles(tmp_path / "_gaps")
     with pytest.raises(WriteError, match="_gaps cannot be created"):
@@ -157,8 +156,9 @@ def test_unusable_local_directory_raises(tmp_path: Path):
 
 
 def test_each_schema_is_written_once(local, tmp_path: Path):
-    """A schema id always has the same schema, so a run writes each schema once, and nothing for an
-    empty one. A schema that is not stored is None.
+    """Each run writes a schema once, because the schema of an id never changes.
+
+    An empty schema is not written, and reading a missing one returns None.
     """
     local.keep_schemas({"schema-1": SCHEMA_JSON, "schema-2": ""})
     (file,) = (tmp_path / ".orders.sfpubsub" / "_schemas").iterdir()
@@ -169,9 +169,9 @@ def test_each_schema_is_written_once(local, tmp_path: Path):
 
 
 def test_repeated_gap_is_one_row(local, clock, tmp_path: Path):
-    """A job that is killed before it has passed a gap meets the gap again, with another RPC id.
+    """A gap that a restarted job meets again, with a different RPC id, keeps its first row.
 
-    The first entry is kept, and another gap is a second row.
+    A different gap adds a second row.
     """
     local.keep_gaps([GAP])
     clock.now += 60
@@ -183,10 +183,8 @@ def test_repeated_gap_is_one_row(local, clock, tmp_path: Path):
     assert len(lines(tmp_path / ".orders.sfpubsub" / "_gaps")) == 2
 
 
-def test_commits_take_few_files_and_few_writes(local, clock, tmp_path: Path, monkeypatch):
-    """Commits are collected and written every five seconds or when a file is full, and each file
-    holds a limited number.
-    """
+def test_commits_are_batched_into_few_files_and_writes(local, clock, tmp_path: Path, monkeypatch):
+    """Commits are written every 5 s or once a file is full; files have a limited size."""
     monkeypatch.setattr(module, "COMMITS_A_FILE", 10)
     writes = []
     replace = LocalFiles.replace
@@ -211,9 +209,7 @@ def test_commits_take_few_files_and_few_writes(local, clock, tmp_path: Path, mon
 
 
 def test_close_writes_the_last_commits(local, tmp_path: Path):
-    """Closing the sidecars writes the collected commits without waiting, all with the id of this
-    run.
-    """
+    """Closing the sidecars writes the collected commits at once, with the id of this run."""
     for number in range(3):
         local.keep_commit(commit(1, first=number))
     local.close()
@@ -223,7 +219,7 @@ def test_close_writes_the_last_commits(local, tmp_path: Path):
 
 
 def test_quarantine_on_a_hadoop_file_system_has_no_duplicates(spark, tmp_path: Path):
-    """An event that is quarantined again, also by another writer, keeps its single entry."""
+    """An event that is quarantined again, even by another writer, is stored only once."""
     place = Destination.parse(f"viewfs://lake/tables/q-{tmp_path.name}", "delta")
     for raw in (BAD.raw, BAD.raw, raw_event(2)):
         sidecars = Sidecars(spark, place)
@@ -248,13 +244,13 @@ def test_sidecars_of_a_catalog_table_are_at_its_location(spark):
 
 
 def test_unknown_sidecar_is_rejected(spark, tmp_path: Path):
-    """A name that is not that of a sidecar raises an error that lists the valid names."""
+    """Reading an unknown sidecar raises an error that lists the valid names."""
     with pytest.raises(ConfigurationError, match="schemas, quarantine, gaps, commits"):
         read_sidecar(spark, tmp_path, "rows")
 
 
 def test_documented_program_runs(spark, local, tmp_path: Path, monkeypatch, capsys):
-    """The first Python program on the documentation page runs, and shows a recorded gap."""
+    """The first Python program on the documentation page runs and prints a recorded gap."""
     local.keep_gaps([GAP])
     program, *_ = blocks(page("ingest"), "python")
     session = contextlib.nullcontext(spark)

@@ -1,4 +1,4 @@
-"""A hypothesis state machine that tests the mirror's rules in the worst conditions."""
+"""A Hypothesis state machine that tests the rules of the mirror under the worst conditions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DivergedError(AssertionError):
 
 
 class MirrorMachine(RuleBasedStateMachine):
-    """Makes changes and faults in any order; at each `rest`, the mirror must equal the org."""
+    """Makes changes and injects faults; at each `rest`, the mirror must equal the org."""
 
     margin = STALENESS
     seen: ClassVar[set[Reason]] = set()
@@ -31,8 +31,9 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 2**16), records=st.integers(0, 4), is_read=st.booleans())
     def begin(self, seed: int, records: int, is_read: bool) -> None:
-        """Create an org with some records, and its mirror; with *is_read*, read the whole object
-        once.
+        """Create an org with some records and its mirror.
+
+        If *is_read* is True, read the whole object once.
         """
         self.rng = random.Random(seed)
         self.org = Org()
@@ -47,8 +48,9 @@ class MirrorMachine(RuleBasedStateMachine):
     # The org.
 
     def pick(self, which: int, *, in_bin: bool = False) -> str | None:
-        """Return the id of an existing record, or of one in the Recycle Bin, chosen by *which*;
-        None if there is none.
+        """Return the id of an existing record, chosen by *which*, or None if there is none.
+
+        If *in_bin* is True, choose among the records in the Recycle Bin.
         """
         ids = sorted(self.org.ids(in_bin))
         return ids[which % len(ids)] if ids else None
@@ -91,8 +93,8 @@ class MirrorMachine(RuleBasedStateMachine):
         kind=st.sampled_from(UNTOLD),
         which=st.integers(0, 3),
     )
-    def write_badly(self, kind: str, which: int) -> None:
-        """Make a change that events do not report completely."""
+    def write_with_incomplete_events(self, kind: str, which: int) -> None:
+        """Make a change that events report incompletely or not at all."""
         self.org.commit(moved=kind == "MOVE")
         live, value = self.pick(which), f"v{len(self.org.bus)}"
         if kind == "OVERFLOW":
@@ -129,9 +131,7 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @rule(is_again=st.booleans())
     def fail_to_decode(self, is_again: bool) -> None:
-        """Deliver an event that cannot be decoded, or redrive those that could not be decoded
-        before.
-        """
+        """Deliver an event that cannot be decoded, or redrive earlier ones."""
         if is_again:
             self.job.redrive()
         else:
@@ -211,7 +211,7 @@ class MirrorMachine(RuleBasedStateMachine):
             self.rest(redrives=True, answers=True)
 
     def process_queue(self) -> None:
-        """Read everything in the queue; it must then be empty, because the org does not change."""
+        """Read every record in the queue; the queue must then be empty."""
         self.org.now += STALENESS
         queue = self.job.tables.queue
         type(self).seen |= {each.cue.reason for each in queue}
@@ -224,7 +224,7 @@ class MirrorMachine(RuleBasedStateMachine):
             raise DivergedError(f"the queue still has {self.job.tables.queue}")
 
     def compare(self, columns: int, leave_out: AbstractSet[str] = frozenset()) -> None:
-        """Compare the rows of the mirror with the records of the org; raise DivergedError."""
+        """Raise DivergedError if the rows of the mirror differ from the records of the org."""
         rows = {i: each.record for i, each in self.job.tables.mirrored.items()}
         live = {i: row for i, row in rows.items() if not row.is_deleted and i not in leave_out}
         truth = set(self.org.ids()) - leave_out

@@ -1,6 +1,4 @@
-"""Tests of the mailbox for signals to a running mirror: durable, in order, and each processed at
-least once.
-"""
+"""Tests of the mailbox: signals are durable, ordered, and processed at least once."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ def mailbox(directory: Path) -> Mailbox:
 
 
 def test_signals_wait_in_order_until_they_are_done(tmp_path: Path):
-    """Signals can be read later, unchanged and in the order in which they were put, until they are
-    marked as done.
-    """
+    """Signals stay readable, unchanged and in the order they were put, until marked as done."""
     given = [
         Signal("reread", "Account", "Name LIKE 'A%'"), Signal("pause"), Signal("add", "Order__c"),
         Signal("resume"),
@@ -43,7 +39,7 @@ def test_signals_wait_in_order_until_they_are_done(tmp_path: Path):
 
 
 def test_generated_signal_ids_are_unique_and_in_order():
-    """Signals that are created without an id get unique ids, which sort by time."""
+    """Signals created without an id receive unique ids that sort by time."""
     made = [Signal("pause").id for _ in range(1000)]
     assert [name.partition("-")[0] for name in made] == sorted(
         name.partition("-")[0] for name in made
@@ -51,10 +47,8 @@ def test_generated_signal_ids_are_unique_and_in_order():
     assert len(set(made)) == len(made)
 
 
-def test_signal_that_is_put_twice_is_one_signal(tmp_path: Path):
-    """Putting a signal with the same id again has no effect while it waits or after it is done, so
-    that a sender who is not sure can repeat it.
-    """
+def test_putting_a_signal_again_has_no_effect(tmp_path: Path):
+    """Putting a signal again has no effect, even after it is done, so that a sender can retry."""
     box, signal = mailbox(tmp_path), Signal("pause")
     box.put(signal)
     box.put(signal)
@@ -67,9 +61,7 @@ def test_signal_that_is_put_twice_is_one_signal(tmp_path: Path):
 
 
 def test_marked_signal_is_done_although_its_file_remains(tmp_path: Path):
-    """If a mirror is killed after it has marked a signal and before it has removed the file, the
-    signal is done.
-    """
+    """A signal that is marked but not yet removed when the mirror is killed is ignored."""
     box, signal = mailbox(tmp_path), Signal("pause")
     box.put(signal)
     (tmp_path / "_mailbox" / f"{signal.id}.done").touch()
@@ -77,7 +69,7 @@ def test_marked_signal_is_done_although_its_file_remains(tmp_path: Path):
 
 
 def test_only_the_newest_marks_are_kept(tmp_path: Path):
-    """Old marks are deleted, so that a mailbox does not grow with every signal that it has had."""
+    """Old marks are deleted, so that a mailbox does not grow forever."""
     box = mailbox(tmp_path)
     box.put(Signal("pause", id="0000"))
     for number in range(0, 400, 100):
@@ -90,9 +82,7 @@ def test_only_the_newest_marks_are_kept(tmp_path: Path):
 def test_invalid_signal_file_is_logged_once_and_kept(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """A file that is not a valid signal, for example one of a newer version, does not keep other
-    signals from being read.
-    """
+    """An invalid signal file, for example of a newer version, does not block other signals."""
     box = mailbox(tmp_path)
     box.put(Signal("resume", id="b"))
     (tmp_path / "_mailbox" / "a.json").write_text(text)
@@ -104,9 +94,7 @@ def test_invalid_signal_file_is_logged_once_and_kept(
 
 
 def test_signal_id_that_is_not_a_file_name_is_rejected(tmp_path: Path):
-    """A signal id that contains a path raises an error, so that nothing is written outside of the
-    mailbox.
-    """
+    """A signal id that contains a path is rejected, as it could write outside the mailbox."""
     with pytest.raises(ConfigurationError, match="not a valid signal id"):
         mailbox(tmp_path).put(Signal("pause", id="../x"))
 
@@ -118,8 +106,9 @@ def test_mailbox_on_an_object_store_requires_a_spark_session():
 
 
 def test_signals_created_in_one_moment_stay_in_order(tmp_path: Path):
-    """Signals are read in the order of their creation, even if they were put in another order,
-    because the later one of a pause and a resume decides.
+    """Signals are read in the order they were created, not the order they were put.
+
+    The order matters: the later of a pause and a resume takes effect.
     """
     box, signals = mailbox(tmp_path), [Signal("pause") for _ in range(50)]
     for signal in reversed(signals):
@@ -128,9 +117,7 @@ def test_signals_created_in_one_moment_stay_in_order(tmp_path: Path):
 
 
 def test_mailbox_on_a_hadoop_file_system(spark: SparkSession, lake: Path):
-    """A mailbox on a file system that is accessed through Spark, such as an object store, works as
-    in a local directory.
-    """
+    """A mailbox on a file system accessed through Spark works like one in a local directory."""
     box = Mailbox(spark, Place.parse("viewfs://lake/tables/mirrored", TABLE_FORMAT))
     first, second = Signal("reread", "Account", "Name = 'x'"), Signal("pause")
     assert box.waiting() == []
@@ -144,17 +131,13 @@ def test_mailbox_on_a_hadoop_file_system(spark: SparkSession, lake: Path):
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the complete lines of a file; the process that writes it may be killed in the middle
-    of a line.
-    """
+    """Return the complete lines of a file, whose writer may have been killed within a line."""
     text = path.read_text() if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 
 
 def _run_and_kill(side: str, directory: Path, log: Path, more: int) -> None:
-    """Run a process that puts or takes signals, and kill it when it has written *more* lines to its
-    log.
-    """
+    """Run a process that puts or takes signals; kill it after it has logged *more* lines."""
     before = len(_lines(log))
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.spark.mirror.mailbox_process", side, str(directory), str(log)]
@@ -171,8 +154,9 @@ def _run_and_kill(side: str, directory: Path, log: Path, more: int) -> None:
 
 
 def test_signals_survive_kills_of_both_sides(tmp_path: Path):
-    """After the processes that put and take signals were killed, every signal that was put has been
-    taken or waits, and no more than one per kill was taken twice.
+    """No signal is lost when the processes that put and take signals are killed.
+
+    Each kill duplicates at most one signal.
     """
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")  # pytest shows it if the test fails

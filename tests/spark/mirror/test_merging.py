@@ -297,8 +297,8 @@ def test_older_read_does_not_restore_a_record(seed: int):
     machine.wait(ticks=3)
     machine.send(what="both")
     machine.wait(ticks=1)
-    machine.write_badly(kind="OVERFLOW", which=0)  # deletes the first record
-    machine.write_badly(kind="PURGE", which=0)
+    machine.write_with_incomplete_events(kind="OVERFLOW", which=0)  # deletes the first record
+    machine.write_with_incomplete_events(kind="PURGE", which=0)
     machine.rest(redrives=True, answers=False)
     assert X not in machine.job.tables.mirrored
     machine.teardown()
@@ -312,7 +312,7 @@ def test_late_update_does_not_revert_an_overflow():
     machine.begin(seed=0, records=1, is_read=True)
     machine.write(kind="UPDATE", which=0, is_next=True)
     machine.fail_to_decode(is_again=False)
-    machine.write_badly(kind="OVERFLOW", which=0)
+    machine.write_with_incomplete_events(kind="OVERFLOW", which=0)
     machine.rest(redrives=False, answers=True)
     machine.teardown()
 
@@ -325,7 +325,7 @@ def test_late_create_does_not_restore_a_record():
     machine.begin(seed=0, records=0, is_read=False)
     machine.write(kind="CREATE", which=0, is_next=True)
     machine.fail_to_decode(is_again=False)
-    machine.write_badly(kind="PURGE", which=0)
+    machine.write_with_incomplete_events(kind="PURGE", which=0)
     machine.write(kind="CREATE", which=0, is_next=True)
     machine.rest(redrives=False, answers=True)
     machine.teardown()

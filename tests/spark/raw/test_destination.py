@@ -1,4 +1,4 @@
-"""Check destinations and owners of raw tables, without Spark."""
+"""Tests of the checks of a raw table's destination and owner, without Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOPIC = (Source("topic", "/event/A__e"),)
     "url", ["s3a://bucket/x", "hdfs://host/x", "gs://b/x", "abfss://c@a/x", "dbfs:/x", "file://h/x"]
 )
 def test_a_destination_without_rename_is_refused(url: str):
-    """Without an atomic rename, readers of a Parquet table could see part of a batch."""
+    """Parquet needs an atomic rename; without it, readers could see part of a batch."""
     with pytest.raises(ConfigurationError, match="one rename"):
         local_path(url)
 
@@ -44,7 +44,7 @@ def test_local_paths_and_file_urls_name_the_same_directory(tmp_path: Path, monke
 
 
 def test_a_file_or_broken_link_is_rejected_as_destination(tmp_path: Path):
-    """A path below a file is rejected as well."""
+    """A file, a path below a file, and a broken link are not valid destinations."""
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigurationError, match="is not a directory"):
@@ -56,7 +56,10 @@ def test_a_file_or_broken_link_is_rejected_as_destination(tmp_path: Path):
 
 
 def test_a_directory_without_permission_is_refused(tmp_path: Path, monkeypatch):
-    """The error names the directory. (Root may write anywhere, so the access check is replaced.)"""
+    """The error names the directory.
+
+    Root may write anywhere, so the access check is replaced.
+    """
     monkeypatch.setattr(ownership.os, "access", lambda path, mode: False)
     with pytest.raises(ConfigurationError, match="is not writable"):
         check_destination(tmp_path, TOPIC)
@@ -65,7 +68,7 @@ def test_a_directory_without_permission_is_refused(tmp_path: Path, monkeypatch):
 
 
 def test_a_read_only_file_system_is_refused(tmp_path: Path, monkeypatch):
-    """The error contains the operating system's reason."""
+    """The error contains the reason given by the operating system."""
 
     def refuse(*arguments, **options):
         raise OSError(30, "Read-only file system")
@@ -86,7 +89,7 @@ def test_checking_a_destination_creates_nothing(tmp_path: Path):
 
 
 def test_a_table_without_rows_can_be_claimed_for_another_topic(tmp_path: Path):
-    """A mistyped topic in the first start does not make the path unusable."""
+    """A mistyped topic in the first run does not make the directory unusable."""
     claim_table(tmp_path, [Source("topic", "/event/Typo__e")])
     claim_table(tmp_path, TOPIC)
     (tmp_path / "_position").write_text("")
@@ -95,7 +98,7 @@ def test_a_table_without_rows_can_be_claimed_for_another_topic(tmp_path: Path):
 
 @pytest.mark.parametrize("written", ["ingest_date=2026-11-20", "_position"])
 def test_a_table_belongs_to_its_first_source(tmp_path: Path, written: str):
-    """A start with another source is rejected once there is data; the error names both."""
+    """Once a table has data, starting with another source is rejected; the error names both."""
     claim_table(tmp_path, TOPIC)
     (tmp_path / written).mkdir()
     claim_table(tmp_path, TOPIC)
@@ -115,7 +118,7 @@ def test_an_interrupted_first_start_does_not_block_the_next(tmp_path: Path):
 
 
 def test_a_table_of_a_newer_layout_is_not_written(tmp_path: Path):
-    """This version would silently leave the columns of the newer layout empty."""
+    """A table of a newer layout is rejected, because its new columns would silently stay empty."""
     (tmp_path / "_table.json").write_text('{"layout": 4, "format": "parquet", "topic": "x"}')
     with pytest.raises(ConfigurationError, match="layout 4, which a newer version of sfpubsub"):
         check_destination(tmp_path, TOPIC)
@@ -125,7 +128,7 @@ def test_a_table_of_a_newer_layout_is_not_written(tmp_path: Path):
     "text", ["", "[]", '{"layout": 0, "format": "parquet", "topic": "x"}', "{}"]
 )
 def test_an_unreadable_table_identity_is_rejected(tmp_path: Path, text: str):
-    """A damaged `_table.json` raises an error instead of being replaced."""
+    """A damaged `_table.json` raises an error and is not replaced."""
     (tmp_path / "_table.json").write_text(text)
     with pytest.raises(ConfigurationError, match=r"version of sfpubsub cannot use"):
         check_destination(tmp_path, TOPIC)
@@ -138,7 +141,10 @@ def test_an_unknown_table_format_is_rejected():
 
 
 def test_delta_and_iceberg_accept_urls_and_catalog_tables(tmp_path: Path):
-    """URLs and names with dots are accepted, paths are directories; Parquet rejects other URLs."""
+    """Delta and Iceberg accept URLs and dotted names; paths are directories.
+
+    Parquet rejects URLs other than `file:`.
+    """
     url = Destination.parse("s3a://bucket/a/orders/", "delta")
     assert (url.address, url.local, url.name) == ("s3a://bucket/a/orders", None, "orders")
     named = Destination.parse("shop.sales.orders", "iceberg")
@@ -154,7 +160,7 @@ def test_delta_and_iceberg_accept_urls_and_catalog_tables(tmp_path: Path):
 
 
 def test_a_table_of_another_format_is_rejected(tmp_path: Path):
-    """A directory with a Delta log is accepted for Delta only, and a Parquet table for Parquet."""
+    """A Delta log is accepted only for Delta, and a Parquet table only for Parquet."""
     (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
     Destination.parse(tmp_path / "delta", "delta").check(TOPIC)
     for other in ("iceberg", "parquet"):
@@ -167,8 +173,10 @@ def test_a_table_of_another_format_is_rejected(tmp_path: Path):
 
 
 def test_sources_need_names_that_differ_in_more_than_case():
-    """Names identify the sources of a table: repeated ones are merged, none at all is an error, and
-    so are two of different kinds that differ only in case."""
+    """A table needs at least one source; repeated sources are merged.
+
+    Sources of different kinds whose names differ only in case are rejected.
+    """
     assert Source.several("S") == (Source("managed", "S"),)
     assert Source.several(None, ["/event/A__e", "/event/A__e"]) == TOPIC
     assert Source.several("S", "/event/A__e", ["/topic/A", "/u/B"]) == (
@@ -185,8 +193,10 @@ def test_sources_need_names_that_differ_in_more_than_case():
 
 
 def test_a_new_source_needs_an_existing_one_to_join_a_table(tmp_path: Path):
-    """A new source alone may be due to a mistyped destination, so it is rejected; once it has
-    joined with an existing one, it may be used alone."""
+    """A new source is rejected unless it joins together with an existing one.
+
+    On its own, it may be due to a mistyped destination. Once it has joined, it may be used alone.
+    """
     claim_table(tmp_path, TOPIC)
     (tmp_path / "_position").mkdir()
     other = Source("topic", "/event/B__e")
@@ -198,7 +208,7 @@ def test_a_new_source_needs_an_existing_one_to_join_a_table(tmp_path: Path):
 
 
 def test_a_single_source_table_of_an_older_version_accepts_another(tmp_path: Path):
-    """Its `_table.json` has the old form, with one source under the name of its kind."""
+    """An old `_table.json` that names a single source is still accepted."""
     text = '{"layout": 2, "format": "parquet", "topic": "/event/A__e"}'
     (tmp_path / "_table.json").write_text(text)
     (tmp_path / "_position").write_text("")
@@ -207,6 +217,6 @@ def test_a_single_source_table_of_an_older_version_accepts_another(tmp_path: Pat
 
 
 def test_missing_directories_are_created(tmp_path: Path):
-    """`make_table_directory` creates the parents as well."""
+    """`make_table_directory` also creates missing parent directories."""
     make_table_directory(tmp_path / "a" / "b")
     assert os.path.isdir(tmp_path / "a" / "b")

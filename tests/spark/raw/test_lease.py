@@ -1,6 +1,6 @@
-"""A table's lease allows one writer at a time, and recognizes what a killed one has left behind.
+"""A table's lease admits one writer at a time, and detects what a killed writer has left behind.
 
-No test starts Spark: any process stands in for the JVM.
+No test starts Spark: another process stands in for the JVM.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def jvm() -> Iterator[subprocess.Popen]:
-    """Start a process that stands in for a JVM and runs until it is killed."""
+    """Start a process that stands in for a JVM until it is killed."""
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     yield process
     process.kill()
@@ -60,7 +60,7 @@ def kill(process: subprocess.Popen) -> None:
 
 
 def test_a_lease_that_is_held_raises_an_error_at_once(tmp_path: Path, jvm):
-    """The error names the process that holds the lease, and is raised without waiting."""
+    """If another process holds the lease, the error names it and is raised without waiting."""
     holder = hold(tmp_path, jvm.pid)
     try:
         with pytest.raises(ConfigurationError, match=f"pid {holder.pid}"):
@@ -70,7 +70,7 @@ def test_a_lease_that_is_held_raises_an_error_at_once(tmp_path: Path, jvm):
 
 
 def test_acquire_waits_for_the_jvm_of_a_killed_writer(tmp_path: Path, jvm, monkeypatch):
-    """Until it exits, that JVM may still publish rows which the new writer has not seen."""
+    """The JVM of a killed writer may still publish rows, so the next writer waits for its exit."""
     kill(hold(tmp_path, jvm.pid))
     waits = []
 
@@ -87,7 +87,7 @@ def test_acquire_waits_for_the_jvm_of_a_killed_writer(tmp_path: Path, jvm, monke
 
 
 def test_acquire_fails_if_the_old_jvm_does_not_exit(tmp_path: Path, jvm):
-    """After the longest wait, the error names the process to end; then the lease is available."""
+    """If the old JVM does not exit in time, the error names its pid."""
     kill(hold(tmp_path, jvm.pid))
     with pytest.raises(ConfigurationError, match=rf"JVM \(pid {jvm.pid}\)"):
         Lease.acquire(tmp_path, os.getpid(), patience=0.0)
@@ -97,7 +97,7 @@ def test_acquire_fails_if_the_old_jvm_does_not_exit(tmp_path: Path, jvm):
 
 
 def test_a_zombie_does_not_count_as_alive(tmp_path: Path, jvm):
-    """A killed JVM whose parent has not waited for it yet does not delay the next writer."""
+    """The next writer does not wait for a killed JVM that is still a zombie."""
     kill(hold(tmp_path, jvm.pid))
     process = Process.of(jvm.pid)
     jvm.kill()
@@ -108,14 +108,17 @@ def test_a_zombie_does_not_count_as_alive(tmp_path: Path, jvm):
 
 
 def test_a_reused_pid_does_not_count_as_the_old_jvm(tmp_path: Path, jvm):
-    """Another process with the old JVM's pid is recognized by its start time."""
+    """Another process that reuses the old JVM's pid is recognized by its start time."""
     record = {"python": None, "jvm": {"pid": jvm.pid, "started": "long ago"}}
     (tmp_path / "_lease").write_text(json.dumps(record))
     Lease.acquire(tmp_path, os.getpid(), patience=0.0).release()
 
 
 def test_a_released_lease_is_available_at_once(tmp_path: Path, jvm):
-    """After `release`, a JVM that still runs, as in a notebook, does not delay the next writer."""
+    """After `release`, a JVM that is still running does not delay the next writer.
+
+    A notebook keeps its JVM running, for example.
+    """
     Lease.acquire(tmp_path, jvm.pid).release()
     lease = Lease.acquire(tmp_path, os.getpid(), patience=0.0)
     lease.release()
@@ -123,20 +126,20 @@ def test_a_released_lease_is_available_at_once(tmp_path: Path, jvm):
 
 
 def test_a_lost_lease_of_the_same_jvm_can_be_acquired_again(tmp_path: Path, jvm):
-    """Both writers use the same JVM, so the new one does not wait for it to exit."""
+    """A new writer in the same JVM as the old one need not wait for that JVM to exit."""
     lost = Lease.acquire(tmp_path, jvm.pid)
     os.close(lost._descriptor)
     Lease.acquire(tmp_path, jvm.pid, patience=0.0).release()
 
 
 def test_a_truncated_lease_file_is_ignored(tmp_path: Path):
-    """Only a power failure can truncate it, and no earlier writer survives that."""
+    """A truncated lease is ignored: it is left by a power failure, which no writer survives."""
     (tmp_path / "_lease").write_bytes(b'{"python": {"pid": 1')
     Lease.acquire(tmp_path, os.getpid(), patience=0.0).release()
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch):
-    """Without locks, two writers could not detect each other, so the lease cannot be acquired."""
+    """Without locks, two writers could not detect each other, so no lease is granted."""
 
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")
@@ -160,7 +163,7 @@ def test_a_dead_jvm_is_detected(tmp_path: Path, jvm):
 
 
 def test_processes_are_found_without_proc(jvm, monkeypatch):
-    """macOS has no /proc, so `ps` is asked whether a process is alive."""
+    """Without /proc, as on macOS, `ps` tells whether a process is alive."""
     monkeypatch.setattr(leases.os.path, "exists", lambda path: False)
     process = Process.of(jvm.pid)
     assert process is not None

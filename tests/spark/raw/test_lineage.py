@@ -1,4 +1,4 @@
-"""Compute which batches of a table were added or removed since a version, from its commits."""
+"""Tests of which batches were added to or removed from a table since a version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def grown(*batches: str, start: int = 0) -> list[Commit]:
     ],
 )
 def test_moves_reports_vanished_and_added_batches(commits, since, vanished, added):
-    """A reader of an older version learns which batches to remove and to add."""
+    """A reader of an older version learns which batches were removed and added."""
     found = moves(commits, since)
     assert (found.vanished, found.added) == (frozenset(vanished), frozenset(added))
     assert found.went_back == any(c.restored is not None and c.version > since for c in commits)
@@ -62,5 +62,5 @@ def test_moves_agrees_with_a_simple_model():
 
 
 def test_commits_before_the_kept_log_are_ignored():
-    """If the log starts at the given version, no batch is reported as removed or added."""
+    """If the log starts at the given version, no batches are reported as added or removed."""
     assert moves([Commit(7, batch="h")], 7) == Moves()

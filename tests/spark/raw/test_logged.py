@@ -1,4 +1,4 @@
-"""Raw tables in Delta and Iceberg: each event is stored once, and only the newest writer writes."""
+"""Raw tables in Delta and Iceberg: each event is stored once, and only one writer can commit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DAY = 24 * HOUR
 
 
 class Clock:
-    """A clock that stands still until a test sets it."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -96,8 +96,10 @@ def test_every_reader_sees_each_event_once_with_all_columns(spark, open_writer, 
 
 
 def test_position_and_row_numbers_are_read_from_the_log(open_writer, table, clock):
-    """A new writer resumes after rows, after a position alone, and after duplicates alone, which
-    create no file; the ingest date does not go back with the clock."""
+    """A new writer resumes after rows, after a position without rows, and after duplicates.
+
+    Duplicates create no file, and the ingest date does not go back with the clock.
+    """
     assert open_writer().position is None
     open_writer().write([batch_of(range(3)), batch_of([3, 1])])
     assert open_writer().position == replay_id(1)
@@ -113,7 +115,7 @@ def test_position_and_row_numbers_are_read_from_the_log(open_writer, table, cloc
 
 
 def test_a_managed_table_stores_no_position_and_rejects_a_topic(open_writer, table):
-    """A writer with another source is rejected, and the error names both."""
+    """A writer with another source is rejected; the error names both sources."""
     open_writer(subscription=MANAGED).write(batch_of([0], topic=None))
     assert open_writer(subscription=MANAGED).position is None
     with pytest.raises(ConfigurationError, match=rf"belongs to managed.*{MANAGED}.*topic {TOPIC}"):
@@ -121,7 +123,7 @@ def test_a_managed_table_stores_no_position_and_rejects_a_topic(open_writer, tab
 
 
 def test_a_table_of_another_tool_is_rejected(spark, open_writer, table):
-    """The log of such a table contains no position to resume from."""
+    """A table that another tool created is rejected, as its log contains no position."""
     stranger = spark.range(3).write.format(TABLE_FORMAT)
     if TABLE_FORMAT == "iceberg":
         spark.range(3).writeTo("shop.db.strange").create()
@@ -134,7 +136,7 @@ def test_a_table_of_another_tool_is_rejected(spark, open_writer, table):
 
 
 def test_a_remote_directory_with_other_files_is_rejected(spark, clock, lake, tmp_path):
-    """Spark lists a remote directory; names that begin with ``_`` do not count as foreign."""
+    """A remote directory with foreign files is rejected, but names may begin with ``_``."""
     place = lake / tmp_path.name
     (place / "_schemas").mkdir(parents=True)
     (place / "cat.jpg").write_text("")
@@ -151,8 +153,11 @@ def test_a_remote_directory_with_other_files_is_rejected(spark, clock, lake, tmp
 def test_an_event_older_than_the_keys_in_memory_is_looked_up(
     open_writer, table, clock, monkeypatch
 ):
-    """The table is searched from one day before the event's time; if that is unknown, from one
-    day before the oldest time at which the service can have stored it."""
+    """An old event's duplicate is looked up in the table, from one day before the event's time.
+
+    If the time is unknown, the search starts one day before the earliest time at which the service
+    can have stored the event.
+    """
     asked: list[tuple[float, float]] = []
     rows_with = LoggedTable.rows_with
 
@@ -174,7 +179,7 @@ def test_an_event_older_than_the_keys_in_memory_is_looked_up(
 
 
 def test_write_rows_keeps_the_position(open_writer, table, tmp_path):
-    """Rows that a stream or a redrive appends are deduplicated, and the position stays as it is."""
+    """Rows appended by a stream or a redrive are deduplicated and do not move the position."""
     writer = open_writer()
     writer.write(batch_of(range(3)))
     rows = read_table(table, TABLE_FORMAT)
@@ -193,7 +198,7 @@ def test_write_rows_keeps_the_position(open_writer, table, tmp_path):
 def test_a_batch_whose_commit_succeeded_unseen_is_not_written_again(
     open_writer, table, monkeypatch
 ):
-    """If the connection breaks after the commit, the next write treats the rows as duplicates."""
+    """If the connection breaks after a commit, a retry drops the rows as duplicates."""
     writer = open_writer()
     write = LoggedTable._commit
 
@@ -211,7 +216,7 @@ def test_a_batch_whose_commit_succeeded_unseen_is_not_written_again(
 
 
 def test_an_older_writer_can_no_longer_write(spark, clock, tmp_path):
-    """A remote file system has no lease: the table's log alone excludes the older writer."""
+    """Without a lease on a remote file system, the table's log alone excludes the older writer."""
     url = f"viewfs://lake/tables/{tmp_path.name}"
     older = EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock)
     older.write(batch_of(range(2)))
@@ -224,7 +229,7 @@ def test_an_older_writer_can_no_longer_write(spark, clock, tmp_path):
 
 
 def test_a_writer_replaced_during_its_write_fails(spark, clock, tmp_path, monkeypatch):
-    """A newer writer opens after the older one began to write, and the older one's commit fails."""
+    """If a newer writer opens a table during an older one's write, the older one's commit fails."""
     url = f"viewfs://lake/tables/{tmp_path.name}"
     older = EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock)
     older.write(batch_of(range(2)))
@@ -245,7 +250,7 @@ def test_a_writer_replaced_during_its_write_fails(spark, clock, tmp_path, monkey
 
 
 def test_only_the_last_of_two_writers_opened_at_once_can_write(spark, clock, tmp_path, monkeypatch):
-    """If another writer's first commit comes before its own, the last writer tries again."""
+    """If another writer commits first, the last writer to open the table retries and wins."""
     url = f"viewfs://lake/tables/{tmp_path.name}"
     EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock).write(batch_of([0]))
     commit = LoggedTable._commit
@@ -266,7 +271,7 @@ def test_only_the_last_of_two_writers_opened_at_once_can_write(spark, clock, tmp
 
 
 def test_opening_a_table_fails_if_every_commit_conflicts(open_writer, monkeypatch):
-    """The number of attempts is limited, and the error says why they failed."""
+    """After a limited number of attempts, the error says why they failed."""
 
     def refuse(self, rows, state):
         raise Conflict("again")
@@ -277,7 +282,7 @@ def test_opening_a_table_fails_if_every_commit_conflicts(open_writer, monkeypatc
 
 
 def test_keys_are_loaded_in_bounded_spans_of_time(open_writer, clock, monkeypatch):
-    """The driver loads a bounded number of deduplication keys at a time, and misses none."""
+    """The driver loads a limited number of deduplication keys at a time without missing any."""
     writer = open_writer()
     for day in range(4):
         clock.now = NOW + day * DAY
@@ -299,7 +304,7 @@ def test_write_rows_rejects_rows_with_missing_columns(open_writer):
 
 
 def test_the_state_in_the_log_is_readable_json(spark, open_writer, table):
-    """Each transaction states its sources, batch, first row number, row count and positions."""
+    """The stored state lists the sources, batch, first row number, row count and positions."""
     open_writer().write(batch_of(range(3)))
     state = json.loads(_last_state(spark, table))
     assert state["sources"] == [["topic", TOPIC]]

@@ -1,4 +1,4 @@
-"""Upgrading a raw table of an older layout keeps each row once and in order."""
+"""Tests that upgrading a raw table keeps each row exactly once and in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOUR = 3600.0
 
 
 class Killed(Exception):  # noqa: N818
-    """Stands for SIGKILL."""
+    """Raised to simulate SIGKILL."""
 
 
 def old_files(spark: SparkSession, table: Path) -> None:
@@ -45,7 +45,7 @@ def events(amount: int) -> list[str]:
 
 
 def check_upgraded(spark: SparkSession, table: Path, format_: str) -> None:
-    """Check that all rows are there with the new columns and their batches, and write some more."""
+    """Check that each row was kept with its batch and has the new columns, then append rows."""
     rows = read_table(table, format_)
     assert rows["event_id"].to_pylist() == events(6)
     assert rows["ingest_seq"].to_pylist() == list(range(6))
@@ -66,8 +66,10 @@ def check_upgraded(spark: SparkSession, table: Path, format_: str) -> None:
 def test_a_parquet_upgrade_survives_a_kill_at_any_rename(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """After a kill at any rename, writers are rejected until the upgrade is run again, and then
-    every row is there."""
+    """After a kill at any rename, the upgrade can be repeated without losing a row.
+
+    Until then, writers are rejected.
+    """
     rename = os.rename
     for step in count(1):
         table = tmp_path / str(step) / "orders"
@@ -126,7 +128,7 @@ def test_a_parquet_upgrade_that_fails_while_staging_is_repeated(
 def test_a_delta_table_is_upgraded_in_one_transaction(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Before it, the table is written in its old layout; columns added by its owner stay."""
+    """An upgrade adds the new columns to all rows and keeps a column added by the owner."""
     table = tmp_path / "orders"
     first = State.first
     with monkeypatch.context() as patch:

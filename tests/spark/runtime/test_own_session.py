@@ -1,4 +1,4 @@
-"""Test the separate Spark sessions in which the product writes tables."""
+"""Tests of the separate Spark sessions in which the package writes tables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from sfpubsub.spark.runtime.session import own_session
 
 
 def test_persisting_few_rows_creates_few_partitions(spark: SparkSession):
-    """By default, Spark would shuffle 200 rows into 200 partitions, with as many tasks and files;
-    in a session of our own, the number depends on the size.
+    """In a separate session, the number of partitions depends on the size of the data.
+
+    By default, Spark would shuffle 200 rows into 200 partitions, with as many tasks and files.
     """
 
     def same(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

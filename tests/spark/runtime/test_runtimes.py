@@ -1,4 +1,4 @@
-"""Each table format gets its jars and settings, or an error says what is missing."""
+"""Tests that each table format has its jars and settings, or an error says what is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
 
 def test_each_format_and_pyspark_version_has_its_maven_coordinate():
-    """The coordinate depends on the minor version of PySpark, such as 4.2."""
+    """The coordinate depends on PySpark's minor version, such as 4.2."""
     assert runtime_for("delta", "4.2.0").coordinate == DELTA
     assert runtime_for("delta", "4.1.4").coordinate == DELTA.replace("4.2_", "4.1_")
     assert runtime_for("iceberg", "4.1.4").coordinate == ICEBERG
@@ -38,7 +38,7 @@ def test_a_format_without_jars_for_this_pyspark_raises_an_error(format_: str, ve
 
 @pytest.mark.parametrize("broken", [None, "missing", "cut off"])
 def test_cached_jars_are_not_downloaded_again(tmp_path: Path, monkeypatch, broken):
-    """They are used if all are there and intact; otherwise Spark is told to download them."""
+    """Cached jars are used if all of them are there and intact; otherwise Spark downloads them."""
     monkeypatch.setattr(runtimes, "runtime_for", lambda _format: RUNTIMES[0])
     (tmp_path / "jars").mkdir()
     for module in RUNTIMES[0].modules:
@@ -58,14 +58,14 @@ def test_cached_jars_are_not_downloaded_again(tmp_path: Path, monkeypatch, broke
     assert settings["spark.sql.extensions"].startswith("mine.Extension,io.delta.")
 
 
-def test_a_parquet_session_gets_no_settings():
+def test_a_parquet_session_needs_no_settings():
     """Parquet needs neither jars nor other settings."""
     assert session_settings("parquet", {}) == {}
 
 
 @pytest.mark.parametrize("key", ["spark.delta.logStore.class", "delta.logStore.file.impl"])
 def test_a_log_store_of_the_user_is_kept(monkeypatch, key: str):
-    """Delta rejects a session with two log stores, so ours is set only if there is no other."""
+    """Delta rejects a session with two log stores, so a user's log store is not replaced."""
     monkeypatch.setattr(runtimes, "runtime_for", lambda _format: RUNTIMES[0])
     ours = "spark.delta.logStore.file.impl"
     assert session_settings("delta", {})[ours] == "io.delta.storage.LocalLogStore"
@@ -102,6 +102,6 @@ class Session:
 
 
 def test_jars_alone_are_not_enough_for_delta():
-    """Without its extension, Delta would fail at the first write; our error names the setting."""
+    """Without its extension, Delta would fail at the first write; the error names the setting."""
     with pytest.raises(ConfigurationError, match=r"lacks its settings.*--conf spark\.sql\.ext"):
         check_session(Session(), "delta")

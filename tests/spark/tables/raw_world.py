@@ -1,4 +1,4 @@
-"""A raw table that tests extend, the tables created from it, and their expected contents."""
+"""A raw table to which tests append, the tables created from it, and their expected contents."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ class Raw:
             self.store.put(name, schema_text(name))
 
     def tables(self, **more: Any) -> EventTables:
-        """Return the tables, which the caller must open as a context manager."""
+        """Return the tables; the caller must open them as a context manager."""
         more = {"format": self.to_format, **more}
         return EventTables(self.spark, self.path, self.typed, **more)
 
     def make(self, **more: Any) -> StepReport:
-        """Process all raw rows like a new process; return the sum of the step reports."""
+        """Process all raw rows as a new process would; return the sum of the step reports."""
         with self.tables(**more) as tables:
             return sum(tables.run(), StepReport())
 
@@ -114,7 +114,7 @@ class Raw:
         return rows["ingest_seq"].to_pylist()
 
     def check(self) -> None:
-        """Check that every raw row is in exactly one of the tables, once."""
+        """Check that every raw row is in exactly one of the tables, and only once."""
         found = {name: self.seqs(name) for name in +self.expected}
         assert {name: len(seqs) for name, seqs in found.items()} == dict(+self.expected)
         assert sorted(seq for seqs in found.values() for seq in seqs) == list(range(self.written))

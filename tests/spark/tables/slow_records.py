@@ -1,8 +1,8 @@
-"""The expected current, history and queue tables, computed from all events in a simple, slow way.
+"""Compute the expected current, history and queue tables from all events, simply but slowly.
 
 This follows the documentation of change events and of the tables, and shares no code with the
-engine. A field's value is searched backwards through all changes, in quadratic time; the engine
-applies one change after the other.
+engine. To find a field's value, it searches all changes backwards, in quadratic time; the engine
+applies one change at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SlowRecord:
                 self._cue("late", seq, event)
             else:
                 self._counts(seq, event)
-        reason = about_all(event, self.record_id)
+        reason = range_uncertainty(event, self.record_id)
         if reason and self.counting:
             self.reason = self.reason or reason
 
@@ -59,7 +59,7 @@ class SlowRecord:
             self.deleted, self.complete, self.reason = False, False, None
             self._cue("missing_base", seq, event)
         elif kind == "UPDATE":
-            if any(self._text(len(self.counting) - 1, name)[1] for name in event.diffs):
+            if any(self._text_after_diff(len(self.counting) - 1, name)[1] for name in event.diffs):
                 self._cue("diff", seq, event)
         else:
             if kind != "SNAPSHOT":
@@ -68,7 +68,7 @@ class SlowRecord:
         self.flags.append((self.deleted, self.complete, self.reason))
 
     def _value(self, last: int, leaf: str) -> Any:
-        """Return the value of a field or part after change number *last*."""
+        """Return the value of a field, or of a part of one, after change number *last*."""
         parent, _, part = leaf.partition(".")
         for number in range(last, -1, -1):
             event = self.counting[number][1]
@@ -78,7 +78,7 @@ class SlowRecord:
             if kind != "UPDATE":
                 continue
             if parent in event.diffs:
-                text, unknown = self._text(number, parent)
+                text, unknown = self._text_after_diff(number, parent)
                 if unknown:
                     continue
                 return text
@@ -88,8 +88,8 @@ class SlowRecord:
                 return None  # the name now has parts instead of text
         return None
 
-    def _text(self, number: int, name: str) -> tuple[str | None, bool]:
-        """Return a text after applying a diff, and whether it is unknown."""
+    def _text_after_diff(self, number: int, name: str) -> tuple[str | None, bool]:
+        """Return the text that results from a diff, and whether the result is unknown."""
         sent = self.counting[number][1].fields[name]
         old = self._value(number - 1, name)
         header, *lines = sent.split("\n")[1:]
@@ -151,8 +151,8 @@ def place(event: Published) -> tuple[int, int, int]:
     return head["commitTimestamp"], head["commitNumber"], head["sequenceNumber"]
 
 
-def about_all(event: Published, record_id: str) -> str | None:
-    """Return why an event makes a whole range of records with this id uncertain, or None."""
+def range_uncertainty(event: Published, record_id: str) -> str | None:
+    """Return why an event makes a whole range of records uncertain; None if it does not."""
     ids = event.head["recordIds"]
     if event.head["changeType"] == "GAP_OVERFLOW":
         return "overflow"
@@ -168,7 +168,7 @@ def inside(value: Any, part: str) -> Any:
 
 
 def merged(old: list[str], diff: list[str]) -> str:
-    """Return the old lines after applying a diff, hunk by hunk from the end."""
+    """Apply a diff to the old lines, hunk by hunk from the end; return the new text."""
     starts = [number for number, line in enumerate(diff) if line.startswith("@@ ")]
     for begin, end in reversed(list(zip(starts, [*starts[1:], len(diff)], strict=True))):
         first, _, count = diff[begin].split(" ")[1][1:].partition(",")
@@ -217,7 +217,7 @@ def _object_cues(seq: int, event: Published) -> Iterator[tuple[str | None, str, 
 
 
 def pruned(value: Any) -> Any:
-    """Return a value without null parts, which are equivalent to missing ones; None if empty."""
+    """Return a value without null parts, or None if nothing is left."""
     if not isinstance(value, dict):
         return value
     parts = {name: pruned(part) for name, part in value.items()}
@@ -225,7 +225,7 @@ def pruned(value: Any) -> Any:
 
 
 def truth(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record of the org in the form of the tables' columns."""
+    """Return a record of the org in the format of the tables' columns."""
     found = {}
     for name, value in record.items():
         if name == "Name" and value is not None:
