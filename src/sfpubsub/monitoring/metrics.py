@@ -127,8 +127,8 @@ class Metric(Enum):
         "gauge",
         "s",
         "How far processing is behind the events. While events wait, it is the age of the last "
-        "acked event; for a minute after that, it is the age at which that event was acked. "
-        "After that, it is 0.",
+        "acked event. While none wait, it is the age that the last acked event had when it was "
+        "acked, and 0 from a minute after that ack on.",
         "If it grows, events arrive faster than they are processed. Use larger batches, fewer "
         "sources per process, or a second process; docs/how-to/large-orgs.md shows how to "
         "calculate this.",
@@ -189,8 +189,8 @@ class Metric(Enum):
         "messaging.process.duration",
         "histogram",
         "s",
-        "How long a step took: `write` writes a batch to a raw table, `table step` processes rows "
-        "of a raw table into other tables.",
+        "How long an operation took: a `write` writes one batch to a raw table, a `table step` "
+        "processes some batches of a raw table into other tables.",
         "If writes keep getting slower, look for many small files (compact the table), slow "
         "storage, or Spark running short of memory.",
         (*SOURCE, OPERATION),
@@ -199,9 +199,10 @@ class Metric(Enum):
         "messaging.salesforce.step.running",
         "gauge",
         "s",
-        "How long the running step has taken so far; 0 if none is running.",
+        "How long the `write` or `table step` that is running has taken so far; 0 if none is "
+        "running.",
         "Above 600 s, /health fails and the stacks of all threads are logged; they show what the "
-        "step is waiting for.",
+        "operation is waiting for.",
         (*SOURCE, OPERATION),
     )
     WRITTEN = (
@@ -314,8 +315,8 @@ class Metric(Enum):
         "gauge",
         "{entry}",
         "Entries of the re-read queue, by object: records or objects to read from the org again.",
-        "If it is not empty for hours, reads are waiting for the budget, or the org refuses them; "
-        "the log shows which.",
+        "If it does not become 0 for hours, the API call budget is used up, or the org refuses "
+        "reads; the log shows which.",
         (SYSTEM, "messaging.salesforce.entity"),
     )
     LOG_RECORDS = (
@@ -376,19 +377,20 @@ _HEAD = f"""# Metrics
 
 <!-- Made from src/sfpubsub/monitoring/metrics.py by scripts/metrics_page.sh -->
 
-`subscribe`, `ingest`, `tables` and `mirror run` expose these metrics with `--http PORT` under `/metrics`, in Prometheus text format, and through OpenTelemetry ([operations.md](../how-to/operations.md#opentelemetry)).
+`subscribe`, `ingest`, `tables` and `mirror run` expose these metrics with `--http PORT` under `/metrics`, in Prometheus text format, and through [OpenTelemetry](../how-to/operations.md#opentelemetry).
 Your own program can expose them with `sfpubsub.monitoring.Monitor`.
 
 The names follow OpenTelemetry's conventions for messaging, version 1.44; names that the conventions do not define are under `messaging.salesforce`.
 In Prometheus, dots become underscores, in attributes as well.
 `messaging.system` is always `{SYSTEM_NAME}`; a topic or channel is in `messaging.destination.name`, a managed subscription in `messaging.destination.subscription.name`.
-Counters start at 0 with the process.
+Counters start at 0 when the process starts.
+"The page" is the one that `--http` serves under `/`, and "the log" is what the command prints on stderr.
 
 ## What to alert on
 
 | alert | expression in Prometheus |
 |---|---|
-| anything that `/health` fails for | `messaging_salesforce_failing == 1` |
+| `/health` fails, for whatever reason | `messaging_salesforce_failing == 1` |
 | events may be missing | `increase(messaging_salesforce_gaps_total[1h]) > 0` |
 | falling behind | `messaging_salesforce_lag_seconds > 3600` |
 | events quarantined | `increase(messaging_salesforce_quarantined_messages_total[1h]) > 0` |
