@@ -65,7 +65,7 @@ pub struct Field {
 }
 
 impl Type {
-    /// Takes what `sfpubsub.avro.native` makes of a schema: a name, or a tuple that begins with one.
+    /// Takes what `sfpubsub.avro.compiled` makes of a schema: a name, or a tuple that begins with one.
     pub fn of(plan: &Bound<'_, PyAny>) -> PyResult<Type> {
         Reader { left: MAX_TYPES }.kind(plan, 0)
     }
