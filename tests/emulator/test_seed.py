@@ -148,7 +148,7 @@ BROKEN = {
     "table": ("[[topic]]\nname='x'", "unknown table topic"),
     "not a list": ("topics = 3", r"write \[\[topics\]\]"),
     "no name": ("[[topics]]\nschema='{}'", "topics number 1 has no name"),
-    "unknown key": (TOPIC + "color = 'red'", r"\(/event/A__e\) has the unknown key color"),
+    "unknown key": (TOPIC + "color = 'red'", r"\(/event/A__e\) has unknown keys: color"),
     "wrong type": (TOPIC + "can_publish = 'yes'", "can_publish is not of type bool"),
     "bad name": ("[[topics]]\nname='Order'\nschema='{}'", "topic 'Order'"),
     "no schema": ("[[topics]]\nname='/event/A__e'", "exactly one of schema and schema_file"),

@@ -185,7 +185,8 @@ class StaticSession:
             if doubt:
                 raise SessionExpiredError(
                     f"the service does not accept the session: {doubt}; set SFPUBSUB_TENANT_ID to "
-                    f"the id of the token's org, or use a token of the other org"
+                    f"the id of the org that issued the token, or use a token from the org that it "
+                    f"names now"
                 )
             raise SessionExpiredError(
                 "the service no longer accepts the access token, and there are no credentials to "

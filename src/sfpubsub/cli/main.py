@@ -90,7 +90,7 @@ class LazyGroup(click.Group):
     help="Format of messages on stderr; with json, every line is a JSON object.",
 )
 def cli(verbose: int, log_format: LogFormat) -> None:
-    """Salesforce Pub/Sub API: subscribe, publish, ingest into Spark tables, and a local emulator.
+    """Salesforce Pub/Sub API: subscribe, publish, ingest into Spark tables, and run an emulator.
 
     Commands that call the service read each setting from an option (--login-url), otherwise from
     the environment (SFPUBSUB_LOGIN_URL), otherwise from a TOML file (--config). `sfpubsub doctor`

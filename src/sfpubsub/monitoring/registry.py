@@ -76,7 +76,7 @@ class Registry:
             forward(value, labels)
 
     def forward(self, metric: Metric, take: Callable[[float, Labels], None]) -> None:
-        """Register *take*, which is called with each new value of a histogram."""
+        """Register *take*, which is called with each value recorded for the histogram *metric*."""
         with self._lock:
             self._forwards[metric] = (*self._forwards.get(metric, ()), take)
 

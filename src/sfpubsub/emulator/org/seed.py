@@ -225,7 +225,7 @@ class _Reader:
             if unknown:
                 known = ", ".join([*needed, *optional])
                 raise self._error(
-                    f"{what} has the unknown key {_names(unknown)}", f"valid keys are {known}"
+                    f"{what} has unknown keys: {_names(unknown)}", f"valid keys are {known}"
                 )
             for key, kind in {**needed, **optional}.items():
                 if key not in row and key in needed:

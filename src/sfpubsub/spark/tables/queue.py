@@ -112,14 +112,15 @@ class Queue:
 def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[int]:
     """Return the restarts of the commit numbers that are not recorded yet, oldest first.
 
-    A restart is recorded as the commit timestamp of the earliest commit that showed it, in
-    milliseconds since the epoch. Every record shows the same restart again in its own next commit,
-    which may be much later. So a pair in *moves* is a new restart only if no recorded restart is
-    between its two timestamps.
+    A restart shows when a commit of a record has a lower number than the record's previous commit.
+    It is recorded as the timestamp of the earliest commit that showed it, in milliseconds since
+    the epoch. Other records show the same restart in their own next commits, possibly much later.
+    So a pair in *moves* is a new restart only if no recorded restart is between its timestamps.
 
     Args:
         known: The recorded restarts.
-        moves: See `Queue.note`.
+        moves: For each record with a lower commit number, the timestamps of the commits before and
+            after the restart; see `Queue.note`.
     """
     new: list[int] = []
     for before, after in sorted(moves, key=lambda move: move[1]):
