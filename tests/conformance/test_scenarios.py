@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from sfpubsub.client.batch import EventBatch
 from sfpubsub.config import Timings
 from sfpubsub.errors import (
     CommitError,
@@ -175,15 +176,15 @@ def test_t6_a_failure_within_a_batch_resumes_at_the_failed_event(start: Open):
     target, face = start()
     target.publish(10)
 
-    def store(event: Any) -> None:
-        if event.value["Order_Number__c"] == "3":
-            raise OSError("the sink is down")
-        event.ack()
+    def store(batch: EventBatch) -> None:
+        for event in batch:
+            if event.value["Order_Number__c"] == "3":
+                raise OSError("the sink is down")
+            event.ack()
 
     held = face.managed(NAME, ack="manual")
     with pytest.raises(OSError, match="the sink is down"):
-        for event in held.batch():
-            store(event)
+        store(held.batch())
     held.drain()
     again = face.managed(NAME, ack="manual")
     assert numbers(again.batch()) == list(range(3, 10))
