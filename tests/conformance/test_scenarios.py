@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from sfpubsub.client.batch import EventBatch
 from sfpubsub.config import Timings
 from sfpubsub.errors import (
     CommitError,
@@ -172,29 +173,38 @@ def test_t5_a_fallback_is_used_and_reported(start: Open, fallback: str):
 
 
 def test_t6_a_failure_within_a_batch_resumes_at_the_failed_event(start: Open):
-    """If the fourth of ten events fails, the next subscription starts with it.
+    """If a sink raises at the fourth of ten events, the next subscription starts with it.
 
     The three acked events are not delivered again.
     """
     target, face = start()
     target.publish(10)
+
+    def store(batch: EventBatch) -> None:
+        for event in batch:
+            if event.value["Order_Number__c"] == "3":
+                raise OSError("the sink is down")
+            event.ack()
+
     held = face.managed(NAME, ack="manual")
-    for event, _ in zip(held.batch(), range(3), strict=False):
-        event.ack()
+    with pytest.raises(OSError, match="the sink is down"):
+        store(held.batch())
     held.drain()
     again = face.managed(NAME, ack="manual")
     assert numbers(again.batch()) == list(range(3, 10))
 
 
 def test_t7_events_of_failed_work_are_redelivered(start: Open):
-    """If a sink raises, the events that it did not store are delivered to the next subscription."""
+    """If a sink raises in the `with` block of a subscription, the batch that it did not store is
+    delivered to the next subscription."""
     target, face = start(events_per_response=5)
     target.publish(15)
     written: list[int] = []
     held = face.managed(NAME)
     written += numbers(held.batch())
-    failed = numbers(held.batch())  # as if the sink raised: this batch is never acked
-    held.drain()
+    failed = numbers(held.batch())
+    with pytest.raises(OSError, match="the sink is down"):
+        held.fail_inside(OSError("the sink is down"))
     again = face.managed(NAME)
     written += again.collect(10)
     assert failed == [5, 6, 7, 8, 9]

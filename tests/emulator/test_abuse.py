@@ -23,7 +23,7 @@ from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
 
-from .support import ACCOUNTS, CHANGES, MANAGED, ORDERS, WAIT_S, Client, until
+from .support import ACCOUNTS, CHANGES, MANAGED, ORDERS, PREFIX, WAIT_S, Client, until
 from .test_crowds import call_threads, request_threads
 
 METHODS = {
@@ -65,8 +65,10 @@ def _intact(emulator: EmulatorServer) -> Any:
     client.close()
 
 
-def raw_call(channel: grpc.Channel, rpc: str, metadata: Any, *messages: bytes) -> str:
-    """Send bytes as the requests of a call; return the name of the call's status."""
+def raw_end(
+    channel: grpc.Channel, rpc: str, metadata: Any, *messages: bytes
+) -> tuple[str, dict[str, Any]]:
+    """Send bytes as the requests of a call; return the name of its status, and its trailers."""
     path = f"/eventbus.v1.PubSub/{rpc}"
     if rpc in STREAMS:
         call: Any = channel.stream_stream(path)(iter(messages), metadata=metadata, timeout=WAIT_S)
@@ -75,7 +77,12 @@ def raw_call(channel: grpc.Channel, rpc: str, metadata: Any, *messages: bytes) -
     else:
         call = channel.unary_unary(path).future(messages[0], metadata=metadata, timeout=WAIT_S)
         call.exception()
-    return call.code().name
+    return call.code().name, dict(call.trailing_metadata() or ())
+
+
+def raw_call(channel: grpc.Channel, rpc: str, metadata: Any, *messages: bytes) -> str:
+    """Send bytes as the requests of a call; return the name of the call's status."""
+    return raw_end(channel, rpc, metadata, *messages)[0]
 
 
 def test_malformed_messages_end_the_call_with_an_error_status(emulator):
@@ -95,7 +102,8 @@ def test_malformed_messages_end_the_call_with_an_error_status(emulator):
 
 
 def test_messages_with_random_values_get_a_specific_status(emulator):
-    """Requests with random values in all fields never end with UNKNOWN and never hang."""
+    """Requests with random values in all fields never end with UNKNOWN and never hang, and the
+    trailers of every refusal have one of the service's error codes."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -128,7 +136,10 @@ def test_messages_with_random_values_get_a_specific_status(emulator):
             rpc = dice.choice(list(METHODS))
             messages = [fill(METHODS[rpc]()) for _ in range(dice.randrange(1, 4))]
             data = [message.SerializeToString() for message in messages]
-            ends.add(raw_call(channel, rpc, emulator.metadata, *data))
+            status, trailers = raw_end(channel, rpc, emulator.metadata, *data)
+            ends.add(status)
+            if status != "OK":
+                assert trailers.get("error-code", "").startswith(PREFIX), (rpc, status, messages)
     assert "UNKNOWN" not in ends
     assert "DEADLINE_EXCEEDED" not in ends
     assert {"OK", "INVALID_ARGUMENT", "NOT_FOUND"} <= ends

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.grpc import workers as workers_module
 from sfpubsub.emulator.grpc.workers import Workers
 from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.settings import Settings
@@ -93,8 +94,12 @@ def test_threads_end_when_their_streams_end(emulator):
     until(lambda: request_threads() <= readers)
 
 
-def test_workers_queue_tasks_beyond_their_number():
-    """Two worker threads run five tasks. An exception reaches the future of its task."""
+def test_workers_queue_tasks_beyond_their_number(monkeypatch):
+    """Two worker threads run five tasks. An exception reaches the future of its task.
+
+    Shutting down ends both threads, even if they would otherwise wait for more tasks.
+    """
+    monkeypatch.setattr(workers_module, "_IDLE_S", 2 * WAIT_S)
     workers = Workers(2, "emulator-call-test")
     gate = threading.Event()
     running = [workers.submit(gate.wait, WAIT_S) for _ in range(2)]
@@ -104,7 +109,12 @@ def test_workers_queue_tasks_beyond_their_number():
     assert [future.result(WAIT_S) for future in (*running, *waiting[:2])] == [True, True, 1, 2]
     with pytest.raises(ValueError, match="invalid literal"):
         waiting[2].result(WAIT_S)
-    workers.shutdown()
+    threads = [each for each in threading.enumerate() if each.name == "emulator-call-test"]
+    assert len(threads) == 2
+    workers.shutdown(wait=False)
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
     with pytest.raises(RuntimeError):
         workers.submit(int)
 

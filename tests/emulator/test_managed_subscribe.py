@@ -308,20 +308,31 @@ def test_keepalive_position_can_be_committed(start):
     assert emulator.managed.start_position(state(emulator)) == state(emulator).committed
 
 
-def test_expired_position(start):
+@pytest.mark.parametrize(
+    ("default", "recovery", "missed"), [("LATEST", "EARLIEST", 1), ("EARLIEST", "LATEST", 0)]
+)
+def test_expired_position(start, default, recovery, missed):
     """If the committed replay ID has expired, the next stream starts at `error_recovery_replay`,
-    here the earliest retained event."""
+    not at `default_replay`."""
     emulator, client = start(clock=ManualClock(), settings=Settings(commit_answer_delay_s=0))
-    published = emulator.publish(ORDERS, orders(3))
+    emulator.managed.delete(MANAGED)
+    emulator.managed.create(MANAGED, ORDERS, default_replay=default, error_recovery_replay=recovery)
     stream = client.managed()
+    until(lambda: emulator.bus.bells.count(ORDERS) == 1)
+    published = emulator.publish(ORDERS, orders(3))
     stream.events(3)
     stream.send(commit(published[0].replay_id))
     stream.answer()
     stream.half_close()
     stream.end()
+    until(lambda: emulator.bus.bells.count(ORDERS) == 0)
     emulator.clock.jump(73 * 3600)
-    (new,) = emulator.publish(ORDERS, orders(1))
-    assert [e.replay_id for e in client.managed().events(1)] == [new.replay_id]
+    new = emulator.publish(ORDERS, orders(1))
+    stream = client.managed()
+    until(lambda: emulator.bus.bells.count(ORDERS) == 1)
+    new += emulator.publish(ORDERS, orders(1))
+    expected = [published.replay_id for published in new[1 - missed :]]
+    assert [e.replay_id for e in stream.events(1 + missed)] == expected
 
 
 def test_commit_deadline(start):

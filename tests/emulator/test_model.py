@@ -16,7 +16,7 @@ from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.settings import REPLAY_ID_LENGTHS, Settings
 from sfpubsub.emulator.org.tally import Count
 
-from .support import ORDERS
+from .support import ACCOUNTS, CHANGES, ORDERS
 
 POSITIONS = st.integers(0, 2**53 - 1)
 
@@ -160,17 +160,23 @@ def test_encode_rejects_invalid_values():
 
 
 def test_retention(start):
-    """An event expires after exactly 72 h, together with its replay ID; a newer event stays."""
+    """An event expires after exactly 72 h on its topic and on the channels that include it,
+    together with its replay ID; newer events stay."""
     emulator, _ = start(clock=ManualClock())
-    (old,) = emulator.publish(ORDERS, [{}])
+
+    def retained():
+        topics = (emulator.bus.topic(name) for name in (ORDERS, ACCOUNTS, CHANGES))
+        return [[e.position for e in emulator.bus.read(topic, 0, 10)[0]] for topic in topics]
+
+    old = [*emulator.publish(ORDERS, [{}]), *emulator.publish(ACCOUNTS, [{}])]
     emulator.clock.jump(72 * 3600 - 1)
     emulator.publish(ORDERS, [{}])
-    topic = emulator.bus.topic(ORDERS)
-    assert len(emulator.bus.read(topic, 0, 10)[0]) == 2
-    assert emulator.bus.position(old.replay_id) == 1
+    emulator.publish(ACCOUNTS, [{}])
+    assert retained() == [[1, 3], [2, 4], [2, 4]]
+    assert [emulator.bus.position(each.replay_id) for each in old] == [1, 2]
     emulator.clock.jump(1)
-    assert [e.position for e in emulator.bus.read(topic, 0, 10)[0]] == [2]
-    assert emulator.bus.position(old.replay_id) is None
+    assert retained() == [[3], [4], [4]]
+    assert [emulator.bus.position(each.replay_id) for each in old] == [None, None]
 
 
 def test_age_out(emulator):

@@ -163,6 +163,13 @@ def test_other_origins(emulator, origin):
     endpoints."""
     reply = preflight(emulator, EVENTS, origin)
     assert "Access-Control-Allow-Origin" not in reply.headers
-    for path in ("/admin/faults", "/health", "/"):
-        reply = preflight(emulator, path, "http://localhost:3000", "GET")
+    for path in ("/services/data", "/services/data/v62.0/nothing", "/services/oauth2/token"):
+        reply = ask(emulator, "GET", path, headers={"Origin": origin})
         assert "Access-Control-Allow-Origin" not in reply.headers
+        assert reply.headers["Vary"] == "Origin"
+    for path in ("/admin/faults", "/health", "/"):
+        for page in (origin, "http://localhost:3000"):
+            reply = preflight(emulator, path, page, "GET")
+            assert "Access-Control-Allow-Origin" not in reply.headers
+            reply = ask(emulator, "GET", path, headers={"Origin": page})
+            assert "Access-Control-Allow-Origin" not in reply.headers

@@ -89,34 +89,47 @@ def test_kill_loses_no_acknowledged_events(spawn):
 
 
 def test_kill_during_a_publish(spawn):
-    """After a kill during a publish, every acknowledged event is still there, in order."""
+    """After a kill while four threads publish, every acknowledged event is still there, in order.
+
+    Of a request that was in flight, all events are there or none, and their payloads are complete.
+    """
     process = spawn().wait_ready()
     client = process.client()
     schema_id = client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id
     event = pb.ProducerEvent(schema_id=schema_id, payload=b"\x02\x02x" + b"\x00" * 7)
     request = pb.PublishRequest(topic_name=ORDERS, events=[event] * 50)
-    acknowledged: list[bytes] = []
+    acknowledged: list[list[list[bytes]]] = [[] for _ in range(4)]
 
-    def publish():
+    def publish(answers):
         with contextlib.suppress(grpc.RpcError):
             while True:
                 results = client.call("Publish", request).results
-                acknowledged.extend(result.replay_id for result in results)
+                answers.append([result.replay_id for result in results])
 
-    thread = threading.Thread(target=publish)
-    thread.start()
-    until(lambda: len(acknowledged) >= 1000)
+    threads = [threading.Thread(target=publish, args=(answers,)) for answers in acknowledged]
+    for thread in threads:
+        thread.start()
+    until(lambda: all(len(answers) >= 10 for answers in acknowledged))
     process.kill()
-    thread.join(WAIT_S)
+    for thread in threads:
+        thread.join(WAIT_S)
     client.close()
     client = spawn().wait_ready().client()
+    last = pb.PublishRequest(topic_name=ORDERS, events=[event])
+    end = client.call("Publish", last).results[0].replay_id
     stream = client.subscribe()
     got: list[bytes] = []
-    while len(got) < len(acknowledged):
+    while end not in got[-1:]:
         events = stream.next().events
         got += [e.replay_id for e in events]
+        assert {e.event.payload for e in events} == {event.payload}
         stream.send(pb.FetchRequest(num_requested=len(events)))
-    assert got[: len(acknowledged)] == acknowledged
+    got.pop()
+    assert len(got) % 50 == 0
+    kept = [got[start : start + 50] for start in range(0, len(got), 50)]
+    for answers in acknowledged:
+        places = [kept.index(answer) for answer in answers]
+        assert places == sorted(places)
     client.close()
 
 

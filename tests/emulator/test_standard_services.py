@@ -125,18 +125,26 @@ def test_reflection_streams_are_bounded(channel):
         call.cancel()
 
 
-def test_emulator_without_the_optional_packages(tmp_path, monkeypatch):
-    """Without the optional packages, the emulator starts without a health service.
-
-    Requests to it return UNIMPLEMENTED.
+@pytest.mark.parametrize("missing", ["grpc_health", "grpc_reflection"])
+def test_emulator_without_the_optional_packages(tmp_path, monkeypatch, missing):
+    """Without an optional package, the emulator still starts, and calls to the service that needs it
+    end with UNIMPLEMENTED. Health works without reflection, but not the other way round.
     """
-    monkeypatch.setitem(sys.modules, "grpc_health", None)
-    monkeypatch.setitem(sys.modules, "grpc_health.v1", None)
+    for name in [name for name in sys.modules if name.split(".")[0] == missing]:
+        monkeypatch.setitem(sys.modules, name, None)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
     with (
         EmulatorServer(tmp_path) as emulator,
         grpc.insecure_channel(emulator.grpc_target) as channel,
     ):
+        for version in ("v1", "v1alpha"):
+            with pytest.raises(grpc.RpcError) as caught:
+                next(reflect(channel, version, asked))
+            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
         stub = health_pb2_grpc.HealthStub(channel)
+        if missing == "grpc_reflection":
+            assert stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S).status == SERVING
+            return
         with pytest.raises(grpc.RpcError) as caught:
             stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
-    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED

@@ -427,14 +427,18 @@ def test_sign_in_is_not_retried_without_pending_events():
 
 
 def test_idle_time_does_not_count_as_rejected_sessions():
-    """Two rejected sessions, separated by a long idle time, do not close the publisher."""
+    """Rejected sessions with a long idle time between them do not close the publisher, even
+    if the event of the last request expires before the session is rejected."""
     protocol = make(timeout=5.0)
-    for begun in (0.0, TIMINGS.session_budget + 1):
+    for begun in (0.0, 2 * TIMINGS.session_budget, 4 * TIMINGS.session_budget):
         submit(protocol, 1, now=begun)
         assert RenewSession() in protocol.ended(protocol.counts().streams, EXPIRED, begun, 0.0)
         protocol.session_renewed(begun)
+        (opened,) = protocol.timer(begun, 0.0)
         assert settled(protocol.timer(begun + 5.0, 0.0))
-        protocol.ended(protocol.counts().streams, EXPIRED, begun + 5.0, 0.0)
+        assert protocol.ended(opened.stream, EXPIRED, begun + 5.0, 0.0) == []
+    (opened,) = submit(protocol, 1, now=begun + 6.0)
+    assert isinstance(opened, OpenPublish)
 
 
 def test_fatal_failure_closes_the_publisher():

@@ -168,7 +168,8 @@ def test_held_slot_does_not_count_as_connection_failure() -> None:
 
 def test_held_slot_is_retried_until_its_timeout() -> None:
     """While another client holds the managed subscription's only slot, the stream is retried, with
-    short delays at first, until `slot_timeout`; then the error is `SubscriptionBusyError`."""
+    short delays at first, until `slot_timeout`; then the error is `SubscriptionBusyError`, which
+    says what to do."""
     judge, held = retries(), failure(FailureKind.SLOT_HELD, SubscriptionBusyError("active"))
     assert judge.judge(held, 0.0, 0.5).reopen_at == 0.25
     verdict = judge.judge(held, TIMES.slot_timeout - 1, 0.5)
@@ -178,6 +179,7 @@ def test_held_slot_is_retried_until_its_timeout() -> None:
     verdict = judge.judge(held, TIMES.slot_timeout, 0.5)
 
     assert isinstance(verdict.error, SubscriptionBusyError)
+    assert "stop that client, or try again later" in str(verdict.error)
     assert verdict.error.__cause__ is held.error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sfpubsub.config import Limits, Timings
-from sfpubsub.protocol.commands import OpenStream
+from sfpubsub.protocol.commands import CancelStream, Finish, OpenStream
 from sfpubsub.protocol.events import FailureKind
 from sfpubsub.protocol.states import State
 from sfpubsub.types import StartPosition
@@ -59,7 +59,8 @@ def test_silent_service_is_retried_at_a_moderate_rate(start: StartPosition | Non
 
 
 def test_zero_timings_do_not_loop_forever() -> None:
-    """Even if all timings are 0, draining ends after a finite number of timer calls."""
+    """With the times of all alarms set to 0, the first timer call after `drain` cancels the stream
+    and ends the subscription."""
     times = Timings(
         keepalive=0.0,
         keepalive_margin=0.0,
@@ -72,9 +73,9 @@ def test_zero_timings_do_not_loop_forever() -> None:
     script = Script(EARLIEST, timings=times, limits=Limits(max_pending_count=1))
     script.start()
     script.drain()
-    script.wait(0.0)
 
-    assert script.finish is not None
+    assert script.protocol.timer(script.now, 0.5) == [CancelStream(1), Finish(None)]
+    assert script.protocol.deadline() is None
 
 
 def test_alarms_of_a_stream_end_with_it() -> None:

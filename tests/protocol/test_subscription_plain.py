@@ -71,7 +71,7 @@ def test_drop_before_a_position_at_latest_is_reported_once() -> None:
 
 def test_rejected_position_ends_the_subscription_by_default() -> None:
     """A rejected position reports a gap and ends the subscription with an error that contains the
-    gap, since resuming elsewhere would skip events."""
+    gap and says what to do, since resuming elsewhere would skip events."""
     script = Script(StartPosition.after(rid(7)))
     script.start()
     script.end(REFUSED)
@@ -81,6 +81,7 @@ def test_rejected_position_ends_the_subscription_by_default() -> None:
     assert script.finish is not None
     error = script.finish.error
     assert isinstance(error, ReplayIdRejectedError)
+    assert "start at latest or earliest" in str(error)
     assert error.gap == gap
     assert error.error_code == "replayid.corrupted"
     assert error.__cause__ is REFUSED.error

@@ -301,7 +301,9 @@ class PublishProtocol:
         if verdict.error is not None:
             return self._finish(verdict.error, verdict.error)
         if not self._events:
-            # All events in flight have failed, so no new stream is needed.
+            # All events in flight have failed, so no new stream is needed, and the idle time that
+            # follows does not count as part of this failure.
+            self._retries.recovered()
             self._must_renew = False
             return self._send(now)
         self._wait_until = verdict.reopen_at

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import pytest
 
@@ -13,13 +14,20 @@ from sfpubsub.spark.ingest.background import Background
 
 
 def test_all_work_runs_in_one_background_thread():
-    """All calls run in the same thread, which is not the caller's, because the writer is not
-    thread-safe.
+    """All calls run one after the other, in the order in which they were started and in the same
+    thread, because the writer is not thread-safe. It is not the caller's thread.
     """
+    begun: list[int] = []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        return threading.get_ident()
+
     with Background[int]("test") as background:
-        futures = [background.start(threading.get_ident) for _ in range(3)]
+        futures = [background.start(partial(work, number)) for number in range(20)]
         (thread,) = {future.result(10.0) for future in futures}
     assert thread != threading.get_ident()
+    assert begun == list(range(20))
 
 
 def test_failure_is_raised_when_the_result_is_requested():

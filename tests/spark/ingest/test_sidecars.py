@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 from pathlib import Path
@@ -11,19 +12,22 @@ import pytest
 import sfpubsub.spark
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.ingest import sidecars as module
+from sfpubsub.spark.ingest.dedupe import Conflict
 from sfpubsub.spark.ingest.sidecars import Commit, Sidecars
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.files import HadoopFiles, LocalFiles
 from sfpubsub.spark.raw.paths import EXACT_PATHS
+from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.spark.raw.sidecar_files import read_sidecar
+from sfpubsub.spark.raw.table import StoredRow
 from sfpubsub.stores.file_quarantine import FileQuarantine
 from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.types import Gap, RawEvent
 from tests.pages import blocks, page
 from tests.spark.conftest import TABLE_FORMAT
-from tests.spark.sample_events import MANAGED, SCHEMA_JSON, TOPIC, raw_event, replay_id
+from tests.spark.sample_events import MANAGED, SCHEMA_JSON, TOPIC, batch_of, raw_event, replay_id
 
-NAMES = ("schemas", "quarantine", "gaps", "commits")
+NAMES = ("schemas", "quarantine", "gaps", "commits", "conflicts")
 
 GAP = Gap("rejected", TOPIC, replay_id(1), error_code="corrupted", rpc_id="rpc-1")
 BAD = QuarantinedEvent(
@@ -91,6 +95,10 @@ def test_spark_reads_all_sidecars(spark, lake: Path, tmp_path: Path, clock: Cloc
     sidecars.quarantine.put([BAD, BAD])
     sidecars.keep_commit(commit(3))
     sidecars.keep_commit(commit(2, first=3))
+    rows = EventRows()
+    rows.extend(batch_of([3, 4]), 1000.0)
+    stored = StoredRow(b"key", "schema-1", TOPIC, b"stored", bytes(replay_id(2)), 7)
+    sidecars.keep_conflicts(rows.table(), [Conflict(1, stored)])
     sidecars.close()
     # Unfinished files of a killed process, and marks, are not rows.
     directory = here if place == "local" else lake / name
@@ -114,6 +122,18 @@ def test_spark_reads_all_sidecars(spark, lake: Path, tmp_path: Path, clock: Cloc
     assert (row["payload"], row["reason"], row["schema"]) == ("/w==", BAD.reason, SCHEMA_JSON)
     rows = read_sidecar(spark, url, "commits").orderBy("first_seq").collect()
     assert [(row["rows"], row["last_seq"]) for row in rows] == [(3, 2), (2, 4)]
+    (row,) = read_sidecar(spark, url, "conflicts").collect()
+    assert row.asDict() == {
+        "subscription": TOPIC,
+        "topic": TOPIC,
+        "event_id": "event-4",
+        "schema_id": "schema-1",
+        "replay_id": replay_id(4).hex(),
+        "payload": base64.b64encode(raw_event(4).payload).decode(),
+        "stored_replay_id": replay_id(2).hex(),
+        "stored_seq": 7,
+        "noted_at": 1000.0,
+    }
     # There are no undocumented columns.
     reader = spark.read.options(**EXACT_PATHS)
     found = reader.json(f"{url}/_commits", pathGlobFilter="*.json").columns
@@ -239,13 +259,13 @@ def test_sidecars_of_a_catalog_table_are_at_its_location(spark):
     sidecars.keep_gaps([GAP])
     sidecars.keep_schemas({"schema-1": SCHEMA_JSON})
     sidecars.quarantine.put([BAD])
-    assert [read_sidecar(spark, name, sidecar).count() for sidecar in NAMES] == [1, 1, 1, 0]
+    assert [read_sidecar(spark, name, sidecar).count() for sidecar in NAMES] == [1, 1, 1, 0, 0]
     assert sidecars.schemas.get("schema-1") == SCHEMA_JSON
 
 
 def test_unknown_sidecar_is_rejected(spark, tmp_path: Path):
     """Reading an unknown sidecar raises an error that lists the valid names."""
-    with pytest.raises(ConfigurationError, match="schemas, quarantine, gaps, commits"):
+    with pytest.raises(ConfigurationError, match="schemas, quarantine, gaps, commits, conflicts"):
         read_sidecar(spark, tmp_path, "rows")
 
 

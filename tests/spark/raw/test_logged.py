@@ -296,20 +296,33 @@ def test_keys_are_loaded_in_bounded_spans_of_time(open_writer, clock, monkeypatc
     assert sorted(keys) == sorted(wanted)
 
 
-def test_write_rows_rejects_rows_with_missing_columns(open_writer):
-    """The error names the missing columns."""
+def test_write_rows_rejects_rows_with_missing_columns(spark, open_writer, table):
+    """The error names the missing columns, and nothing is written, not even a transaction."""
     writer = open_writer()
+    before = _last_state(spark, table)
     with pytest.raises(LocalProtocolError, match="event_id"):
         writer.write_rows(pa.table({"x": [1]}))
+    assert _last_state(spark, table) == before
 
 
 def test_the_state_in_the_log_is_readable_json(spark, open_writer, table):
-    """The stored state lists the sources, batch, first row number, row count and positions."""
-    open_writer().write(batch_of(range(3)))
-    state = json.loads(_last_state(spark, table))
-    assert state["sources"] == [["topic", TOPIC]]
-    assert (state["batch"], state["first_seq"], state["rows"]) == ("b" + "0" * 19, 0, 3)
-    assert state["positions"] == {TOPIC: replay_id(2).hex()}
+    """Each transaction states its sources, writer, batch, first row number, row count and
+    positions. The writer's id is the same in all its transactions, and differs from that of another
+    writer."""
+    writers = []
+    writer = open_writer()
+    for begin in (0, 3):
+        writer.write(batch_of(range(begin, begin + 3)))
+        state = json.loads(_last_state(spark, table))
+        assert state["sources"] == [["topic", TOPIC]]
+        batch = ("b" + str(begin).zfill(19), begin, 3)
+        assert (state["batch"], state["first_seq"], state["rows"]) == batch
+        assert state["positions"] == {TOPIC: replay_id(begin + 2).hex()}
+        writers.append(state["writer"])
+    open_writer()
+    writers.append(json.loads(_last_state(spark, table))["writer"])
+    assert writers[0] == writers[1] != writers[2]
+    assert all(writers)
 
 
 def _last_state(spark: SparkSession, table: Path) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.runtime import runtimes
+from sfpubsub.spark.runtime import runtimes, session
 from sfpubsub.spark.runtime.runtimes import RUNTIMES, check_session, runtime_for, session_settings
+from sfpubsub.spark.runtime.session import spark_session
 from tests.spark.conftest import TABLE_FORMAT
 
 DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
@@ -34,6 +35,23 @@ def test_a_format_without_jars_for_this_pyspark_raises_an_error(format_: str, ve
     assert f"format {format_} has no jars for pyspark {version}" in text
     known = [r for r in RUNTIMES if r.format == format_]
     assert all(f"pyspark {r.pyspark} with {r.coordinate}" in text for r in known)
+
+
+def test_a_format_without_jars_is_rejected_before_spark_starts(monkeypatch):
+    """`spark_session` finds the jars of its format before it starts a JVM."""
+    known = [runtime for runtime in RUNTIMES if runtime.format != "delta"]
+    monkeypatch.setattr(runtimes, "RUNTIMES", known)
+    monkeypatch.setattr(session, "_start_java", _must_not_start)
+    with (
+        pytest.raises(ConfigurationError, match="format delta has no jars"),
+        spark_session(format="delta"),
+    ):
+        pass
+
+
+def _must_not_start(settings):
+    """Raise an error; used in place of `_start_java` where Spark must not be started."""
+    raise AssertionError("spark was started")
 
 
 @pytest.mark.parametrize("broken", [None, "missing", "cut off"])

@@ -57,17 +57,22 @@ def test_column_values_become_field_values():
     ("options", "says"),
     [
         ({}, "option topic"),
-        ({"topic": TOPIC, "accessToken": "x"}, "looks like a credential"),
-        ({"topic": TOPIC, "endpoint": "x"}, "connection setting"),
+        ({"topic": TOPIC, "accessToken": "s3cret"}, "looks like a credential"),
+        ({"topic": TOPIC, "createdBy": "00D000000000001!s3cret"}, "looks like a credential"),
+        ({"topic": "eyJhbGciOiJub25lIn0.s3cret"}, "looks like a credential"),
+        ({"topic": TOPIC, "endpoint": "s3cret"}, "connection setting"),
         ({"topic": TOPIC, "idColum": "x"}, "did you mean idColumn"),
         ({"topic": TOPIC, "timeout": "soon"}, "option timeout"),
         ({"topic": TOPIC, "timeout": "nan"}, "option timeout"),
     ],
 )
 def test_options_are_checked_before_a_job_starts(options, says):
-    """A missing, mistyped or invalid option, or a credential, raises an error that says why."""
-    with pytest.raises(ConfigurationError, match=says):
+    """A missing, mistyped or invalid option, or a credential, raises an error that says why. The
+    error does not contain the credential.
+    """
+    with pytest.raises(ConfigurationError, match=says) as caught:
         SinkOptions.parse(options)
+    assert "s3cret" not in str(caught.value)
 
 
 def test_only_append_mode_and_an_existing_id_column_are_accepted():
