@@ -127,8 +127,8 @@ def test_reflection_streams_are_bounded(channel):
 
 @pytest.mark.parametrize("missing", ["grpc_health", "grpc_reflection"])
 def test_emulator_without_the_optional_packages(tmp_path, monkeypatch, missing):
-    """Without an optional package, the emulator still starts, and calls to the service that needs it
-    end with UNIMPLEMENTED. Health works without reflection, but not the other way round.
+    """Without an optional package, the emulator still starts, and calls to the service that needs
+    the package end with UNIMPLEMENTED. Health works without reflection, but not vice versa.
     """
     for name in [name for name in sys.modules if name.split(".")[0] == missing]:
         monkeypatch.setitem(sys.modules, name, None)
