@@ -310,13 +310,30 @@ def test_a_moved_raw_table_is_recognized(raw, tmp_path):
     os.symlink(moved, kept)
     raw.path = kept
     assert raw.make() == StepReport()
+    shutil.copytree(moved, tmp_path / "copy")
+    raw.path = tmp_path / "copy"
+    (day,) = raw.path.glob("ingest_date=*")
+    shutil.rmtree(day)
+    with pytest.raises(ConfigurationError, match="does not contain the last batch"):
+        raw.make()
+
+
+def test_rows_of_two_raw_tables_are_never_mixed(raw, tmp_path):
+    """Another raw table of the same topic, with a batch of the same number, is rejected, both at
+    another path and as a replacement at the same path.
+    """
+    raw.write((ORDER, 3, 0))
+    raw.make()
     other = Raw(raw.spark, tmp_path / "other" / "raw")
     other.write((ORDER, 1, 0))
-    (day,) = other.path.glob("ingest_date=*")
-    shutil.rmtree(day)
     other.typed = raw.typed
-    with pytest.raises(ConfigurationError, match="does not contain the last batch"):
+    with pytest.raises(ConfigurationError, match="not from"):
         other.make()
+    shutil.rmtree(raw.path)
+    shutil.rmtree(tmp_path / ".raw.sfpubsub")
+    raw.write((ORDER, 1, 0))
+    with pytest.raises(ConfigurationError, match="has been replaced since"):
+        raw.make()
 
 
 def test_unsuitable_sources_and_targets_are_rejected(spark, raw, tmp_path):

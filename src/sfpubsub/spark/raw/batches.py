@@ -20,7 +20,7 @@ from sfpubsub.spark.raw.destination import Destination, check_raw_table
 from sfpubsub.spark.raw.frames import in_newest_layout, spark_schema
 from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, layout_with
 from sfpubsub.spark.raw.lineage import Moves, lineage_of
-from sfpubsub.spark.raw.ownership import BATCH_PREFIX, sources_of
+from sfpubsub.spark.raw.ownership import BATCH_PREFIX, table_id
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import BATCH_COLUMN
 from sfpubsub.spark.runtime.runtimes import check_file_system
@@ -65,8 +65,8 @@ class RawBatches:
     def identity(self) -> str | None:
         """Return the table's identity, which stays the same if the table is moved.
 
-        For Delta and Iceberg, it is the id that the format assigned to the table. For Parquet, it
-        is the table's first source, or None if the table has no sources.
+        For Delta and Iceberg, it is the id that the format assigned to the table; for Parquet, see
+        `sfpubsub.spark.raw.ownership.table_id`.
 
         Raises:
             WriteError: The table cannot be read.
@@ -74,9 +74,7 @@ class RawBatches:
         with self._errors("identity"):
             if self._lineage is not None:
                 return self._lineage.identity()
-        # Sources are only ever appended, so the first one never changes.
-        sources = sources_of(self._table.local) if self._table.local is not None else ()
-        return str(sources[0]) if sources else None
+        return table_id(self._table.local) if self._table.local is not None else None
 
     def version(self) -> str | None:
         """Return the table's current version, which other methods accept as an argument.

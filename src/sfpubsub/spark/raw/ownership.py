@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -124,7 +125,14 @@ def claim_table(
     if found is not None and found.layout < NEWEST.number and is_written:
         layout = LAYOUTS[_ASIDE]
     recorded = found.sources if found is not None and is_written else ()
-    identity = _Identity(joined(recorded, sources, path), staging, layout.number)
+    # A written table without an id keeps its identity; see `table_id`.
+    new_id = None if is_written else uuid.uuid4().hex
+    identity = _Identity(
+        joined(recorded, sources, path),
+        staging,
+        layout.number,
+        found.id if found is not None and found.id else new_id,
+    )
     try:
         prepare(path, place)
         if _identity(path) != identity:
@@ -158,6 +166,23 @@ def sources_of(path: Path) -> tuple[Source, ...]:
     """
     identity = _identity(path)
     return identity.sources if identity else ()
+
+
+def table_id(path: Path) -> str | None:
+    """Return the identity of a Parquet table, which stays the same if the table is moved.
+
+    It is a random id, or the first source of a table that an earlier version of sfpubsub created:
+    sources are only ever appended, so the first one never changes. None if the table has no
+    identity file yet.
+
+    Raises:
+        ConfigurationError: The identity file cannot be read.
+    """
+    identity = _identity(path)
+    if identity is None:
+        return None
+    first = str(identity.sources[0]) if identity.sources else None
+    return identity.id or first
 
 
 def local_sidecars(path: Path, name: str) -> list[Path]:
@@ -240,14 +265,17 @@ class _Identity:
     sources: tuple[Source, ...]
     staging: Path | None
     layout: int
+    id: str | None
 
     def to_json(self) -> str:
         record = {
             "layout": self.layout,
             "format": "parquet",
+            "id": self.id,
             "sources": sources_record(self.sources),
+            "staging": str(self.staging) if self.staging else None,
         }
-        return json.dumps(record | ({"staging": str(self.staging)} if self.staging else {}))
+        return json.dumps({key: value for key, value in record.items() if value is not None})
 
 
 def _identity(path: Path) -> _Identity | None:
@@ -262,7 +290,7 @@ def _identity(path: Path) -> _Identity | None:
         if number in LAYOUTS and found["format"] in FORMATS:
             sources = recorded_sources(found)
             staging = found.get("staging")
-            return _Identity(sources, Path(staging) if staging else None, number)
+            return _Identity(sources, Path(staging) if staging else None, number, found.get("id"))
         reason = f"layout {number}, format {found['format']}"
     except (ValueError, KeyError, TypeError, ConfigurationError) as error:
         reason = f"unreadable: {error}"

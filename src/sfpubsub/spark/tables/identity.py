@@ -31,9 +31,7 @@ class Identity:
     raw: str
     """Location of the raw table when it was last read."""
     id: str | None
-    """Identity of the raw table, independent of its location: the table format's id, or for Parquet
-    the first source; None for a Parquet table without sources.
-    """
+    """Identity of the raw table, independent of its location; see `RawBatches.identity`."""
     objects: tuple[str, ...] = ()
     """Objects and event types that have tables; empty means all."""
 
