@@ -146,7 +146,7 @@ def test_quarantine_policy_stores_the_event_and_goes_on(start: Start, kept: File
     held.drain()
 
 
-def test_quarantine_is_never_written_in_the_loops_thread(start: Start):
+def test_quarantine_is_not_written_in_the_event_loops_thread(start: Start):
     """A flush may take long, and the loop has other tasks to serve."""
     service, face = start()
     service.bad()

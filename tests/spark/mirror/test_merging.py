@@ -51,10 +51,8 @@ def test_mirror_converges_in_long_examples():
     run_state_machine_as_test(MirrorMachine, settings=many)
 
 
-def test_examples_have_every_reason_for_a_read():
-    """The model's examples include every reason to reread a record, except that the table was
-    restored.
-    """
+def test_examples_cover_every_reason_for_a_reread():
+    """The model's examples cover every reason to reread a record, except a restored table."""
 
     class Machine(MirrorMachine):
         seen: ClassVar[set[Reason]] = set()
@@ -112,14 +110,14 @@ def test_without_a_part_of_the_rule_the_mirror_diverges(part: str, monkeypatch: 
 def read(seq: int, *, asked: int = 0, since: int | None = None, until: int = 100) -> Read:
     """Return a read whose as-of is the raw row *seq* and the request number *asked*.
 
-    It began at the tick *since*, with no event known before if None, and ended at the tick *until*.
+    It lasted from tick *since* to tick *until*; if *since* is None, no event was known before it.
     """
     begun = None if since is None else (time_of(since), 0, 0)
     return Read(AsOf(seq, asked), begun, time_of(until))
 
 
 def update(seq: int, phone: str, *, tick: int | None = None) -> Change:
-    """Return a change of the phone at a tick, by default the tick *seq*."""
+    """Return an update of the phone number at *tick*, by default at tick *seq*."""
     when = time_of(seq if tick is None else tick)
     return Change("UPDATE", when, seq, 1, seq, (phone, None, None, None), ["Phone"])
 
@@ -130,9 +128,7 @@ def change(kind: str, seq: int, *values: Any) -> Change:
 
 
 def diffs(*lines: str) -> tuple[list[Change], list[str]]:
-    """Return changes that append lines to a text, numbered from 1, and the text before the first
-    and after each of them.
-    """
+    """Return numbered changes that each append a line to a text, and every version of that text."""
     org, texts = Org(), []
     org.create(before=True)
     for line in lines:
@@ -231,8 +227,8 @@ def test_diff_that_does_not_match_queues_a_reread():
 
 
 def test_constantly_changing_record_leaves_the_queue():
-    """If a text changes in every tick and is read once per margin, each read closes the open entry
-    and adds none.
+    """If a text changes in every tick and the record is reread once per margin, each read closes
+    the open entry and adds no new one.
     """
     changes, texts = diffs(*"abcdefghij")
     first = lay(FIELDS, X, None, changes[:1], [])
@@ -250,7 +246,7 @@ def test_constantly_changing_record_leaves_the_queue():
         assert mirrored.record.values[2] == texts[now]
 
 
-def test_absence_proves_deletion_after_the_last_event_only():
+def test_absence_proves_deletion_only_after_the_last_event():
     """A record that a read does not return is kept if it has an event after the read's as-of, and
     counts as deleted otherwise.
     """
@@ -344,8 +340,8 @@ def test_event_older_than_the_read_is_late():
     assert [entry.cue.reason for entry in after.added] == [Reason.LATE]
 
 
-def test_create_keeps_fields_that_events_do_not_contain():
-    """When a CREATE event is applied to a row that was read, the value of a formula stays."""
+def test_create_keeps_fields_that_events_omit():
+    """When a CREATE event is applied to a row that was read, the formula keeps its value."""
     created = change("CREATE", 6, "1", None, None, None)
     row = Row(("1", None, None, "formula"))
     after = merge_row(FIELDS, X, None, read(5), row, [created], []).mirrored
