@@ -1,6 +1,6 @@
 """Tests of the decoder that is generated for each schema, and of the careful decoder behind it.
 
-The generated one falls back to the careful one for unusual payloads. Both return the values of
+The generated one falls back to the careful one for unusual payloads. Both return the same values as
 fastavro, and are safe with any bytes.
 """
 
@@ -33,7 +33,7 @@ SLOW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def codec_of(*types, name="R", **more) -> Codec:
-    """Return a codec of a record with a field of each type."""
+    """Return a codec for a record with one field of each of the given types."""
     fields = [{"name": f"f{index}", "type": kind} for index, kind in enumerate(types)]
     return Codec("id", json.dumps({"type": "record", "name": name, "fields": fields, **more}))
 
@@ -243,7 +243,7 @@ def test_schemas_of_900_fields_use_the_generated_decoder():
     assert is_generated(codec_of(*[["null", "string"]] * 900))  # about the largest object possible
 
 
-def test_the_last_of_two_fields_with_one_name_wins():
+def test_the_last_of_two_fields_with_the_same_name_wins():
     """As with fastavro, the last field's value is kept, even if it is null."""
     field = {"name": "a", "type": ["null", "string"]}
     codec = Codec("id", json.dumps({"type": "record", "name": "R", "fields": [field, field]}))
@@ -547,9 +547,9 @@ def test_strings_and_bytes_of_every_length(size):
     assert codec._make_read()(codec.encode(value)) == value
 
 
-def test_a_decode_error_says_where():
-    """The error names the schema, the field and the byte, so that the payload can be inspected
-    by hand.
+def test_a_decode_error_says_where_it_occurred():
+    """The error names the schema, the field and the byte, so that the payload can be inspected by
+    hand.
     """
     codec = Codec("id7", schema_text("contact_change"))
     value = next(values("contact_change", 1))
@@ -748,7 +748,7 @@ def outcome(codec: Codec, raw: bytes):
 
 @SLOW
 @given(schema=schemas(), raw=st.binary(max_size=60))
-def test_random_bytes_decode_or_raise_one_error(schema, raw):
+def test_random_bytes_decode_or_fail_identically(schema, raw):
     """For random schemas, both decoders return the same value or the same error."""
     codec = Codec("id", json.dumps(schema))
     assert outcome(codec, raw) == outcome(careful(codec), raw)
@@ -756,7 +756,7 @@ def test_random_bytes_decode_or_raise_one_error(schema, raw):
 
 @settings(max_examples=300)
 @given(st.sampled_from(sorted(CORPUS)), st.integers(0, 11), st.data())
-def test_damaged_payloads_decode_or_raise_one_error(name, index, data):
+def test_damaged_payloads_decode_or_fail_identically(name, index, data):
     """For a real payload with up to three changed bytes, both decoders return the same value or
     the same error.
     """

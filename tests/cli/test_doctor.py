@@ -408,7 +408,7 @@ def test_invalid_certificate_bytes_raise_value_error():
 
 
 def test_an_expired_certificate_is_shown_with_its_date(tmp_path: Path):
-    """The error of the handshake contains the date on which the certificate expired."""
+    """The handshake error contains the date on which the certificate expired."""
     ca = trustme.CA()
     ca_file = tmp_path / "ca.pem"
     ca.cert_pem.write_to_path(ca_file)

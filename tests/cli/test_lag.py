@@ -317,7 +317,7 @@ def test_a_misspelt_name_leaves_no_entry(emulator, state, arguments):
 
 
 def test_orgs_endpoints_and_users_have_separate_files(state):
-    """The same topic has a status file for each org, endpoint and user."""
+    """A topic has a separate status file for each org, endpoint and user."""
     for settings in (
         SETTINGS,
         Settings(endpoint="127.0.0.1:7012", tenant_id="00D000000000001AAA"),
@@ -397,7 +397,7 @@ def test_damaged_file_is_named_and_the_others_are_shown(state, capsys):
 
 
 def test_lag_shows_what_subscribe_recorded(emulator, capsys):
-    """After `subscribe` has ended, `lag` shows its last position, commit and counts."""
+    """After `subscribe` has ended, `lag` shows its last position, last commit and counts."""
     results = emulator.publish(TOPIC, [{**row, "CreatedDate": 1000} for row in orders(25)])
     assert run(["subscribe", "--managed", NAME, "--max-events", "25"]) == 0
     capsys.readouterr()

@@ -147,7 +147,7 @@ def start_publish(emulator, *options, before=()) -> subprocess.Popen[str]:
 
 
 def test_ctrl_c_stops_reading_and_loses_no_result(emulator, connect):
-    """Events that were read before Ctrl-C are published and their results printed.
+    """Events read before Ctrl-C are published and their results printed.
 
     The exit code is 130.
     """
@@ -186,7 +186,7 @@ def test_second_ctrl_c_ends_at_once_and_reports_missing_results(emulator):
 
 
 def test_ctrl_c_ignores_the_rate(emulator, connect):
-    """Events that were read before Ctrl-C are published at once, however low the rate is."""
+    """Events read before Ctrl-C are published at once, however low the rate is."""
     process = start_publish(emulator, "--rate", "0.001/s")
     process.stdin.write('{"_event": {"id": "a"}}\n{"_event": {"id": "b"}}\n')
     process.stdin.flush()

@@ -292,7 +292,9 @@ def test_failed_event_stops_the_run_and_finished_events_are_committed(start: Sta
 
 
 def test_handler_error_names_the_event_and_its_cause(start: Start):
-    """The error has the event's id, its replay id, the subscription and the handler's exception."""
+    """The error carries the event's id, its replay id, the subscription and the handler's
+    exception.
+    """
     service, face = start()
     service.publish(1)
     reason = ValueError("no")
@@ -486,7 +488,7 @@ def test_number_of_held_events_is_bounded(start: Start):
 
 
 def test_drain_from_another_thread_waits_for_running_handlers(start: Start):
-    """No further event is started; the running ones finish and are committed."""
+    """No further events are started; those being handled finish and are committed."""
     service, face = start()
     service.publish(50)
     go = threading.Event()
@@ -506,8 +508,8 @@ def test_drain_from_another_thread_waits_for_running_handlers(start: Start):
     assert service.committed() == 2
 
 
-def test_stop_ends_a_run_that_waits_for_a_retry(start: Start):
-    """The run ends at once although its only event would be retried in an hour."""
+def test_stop_ends_a_run_waiting_for_a_retry(start: Start):
+    """The run ends at once, even though its only event is not due for a retry for an hour."""
     service, face = start()
     service.publish(1)
 
@@ -570,8 +572,8 @@ def test_failed_subscription_ends_the_run_with_its_error(start: Start):
         held.run(handler)
 
 
-def test_starting_a_run_acks_the_batch_taken_before(start: Start):
-    """As with `next_batch`, asking for more acks the previous batch in auto mode."""
+def test_starting_a_run_acks_the_previous_batch(start: Start):
+    """In auto mode, starting a run acks the previous batch, as calling `next_batch` would."""
     service, face = start(events_per_response=5)
     service.publish(15)
     held = face.managed(NAME)

@@ -116,7 +116,7 @@ class Service:
 
 
 def run(service: Service, *, events: int, kills: int, seed: int, streamed: bool = True) -> Report:
-    """Publish *events* during *kills* kills and equally many lost answers; return the report."""
+    """Publish *events* during *kills* kills and as many lost responses; return the report."""
     chance = random.Random(seed)
     ids = [f"order-{number}" for number in range(events)]
     moments = sorted(chance.sample(range(events // 20, events), kills))

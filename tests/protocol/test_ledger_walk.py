@@ -1,6 +1,6 @@
 """Random walks of the ledger and of a slow, simple one, which must agree after each step.
 
-A walk has responses of any size, redeliveries, duplicates within a response, reused positions,
+A walk mixes responses of any size, redeliveries, duplicates within a response, reused positions,
 keepalives, acks and confirmations in any order, and new streams at any time. A failed walk prints
 its seed; the environment variable ``SFPUBSUB_WALK_SEED`` sets the first seed.
 """

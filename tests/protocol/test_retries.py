@@ -22,11 +22,13 @@ BROKEN = StreamUnavailableError("connection reset")
 
 
 def retries(connection_timeout: float | None = None) -> Retries:
-    """Return the `Retries` of a subscription; the timeout is in seconds, None means no limit."""
+    """Return the `Retries` of a subscription; the timeout is in seconds, and None means no
+    limit.
+    """
     return Retries(NAME, TIMES, connection_timeout)
 
 
-def test_failures_in_a_row_increase_the_delay() -> None:
+def test_consecutive_failures_increase_the_delay() -> None:
     """Each further failure, of whatever kind, doubles the delay before the stream is reopened."""
     judge = retries()
 

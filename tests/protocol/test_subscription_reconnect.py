@@ -113,8 +113,9 @@ def test_unanswered_commit_may_have_taken_effect() -> None:
 
 
 def test_timed_out_commit_may_have_taken_effect() -> None:
-    """If the new stream begins right after a commit that timed out, that commit is confirmed, and
-    no gap reported."""
+    """If the new stream begins right after a commit that timed out, that commit counts as
+    confirmed, and no gap is reported.
+    """
     script = acked(2)
     script.read(events(3, 4))
     script.ack(3)
@@ -128,8 +129,9 @@ def test_timed_out_commit_may_have_taken_effect() -> None:
 
 
 def test_newest_of_several_lost_commits_may_have_taken_effect() -> None:
-    """If the new stream begins right after the second of two unanswered commits, that one is
-    confirmed, and no gap reported."""
+    """If the new stream begins right after the second of two unanswered commits, that one counts as
+    confirmed, and no gap is reported.
+    """
     script = acked(2)
     script.read(events(3, 4))
     script.ack(3)
@@ -288,8 +290,9 @@ def test_healthy_idle_stream_restarts_the_connection_timeout(idle: float, is_ove
 
 
 def test_subscription_ends_at_the_connection_timeout() -> None:
-    """Failures in a row end the subscription at the connection timeout, not earlier, with the last
-    failure in the message."""
+    """Consecutive failures end the subscription at the connection timeout, not earlier, with an
+    error that quotes the last failure.
+    """
     script = streaming(connection_timeout=100.0)
     script.end(failure())
     while script.finish is None and script.now < 1099.0:
@@ -316,7 +319,7 @@ def test_held_slot_is_retried_beyond_the_connection_timeout() -> None:
 
 
 def test_second_start_raises() -> None:
-    """Starting a subscription twice, or after its end, raises an error."""
+    """Starting a subscription twice, or after it has ended, raises an error."""
     script = Script()
     script.start()
     with pytest.raises(LocalProtocolError):

@@ -54,7 +54,7 @@ def org(emulator):
 def test_the_sync_and_the_asyncio_client_have_the_same_interface():
     """Both clients have the same members in the same order, with the same arguments and defaults.
 
-    Exactly the methods of the asyncio client that can wait are coroutines.
+    Of the asyncio client's methods, exactly those that may have to wait are coroutines.
     """
     assert [spelled(name, AsyncStreamingClient) for name in members(StreamingClient)] == members(
         AsyncStreamingClient
@@ -166,7 +166,7 @@ def test_methods_raise_unless_the_client_is_open(face, emulator):
 
 
 def test_a_with_block_closes_the_client_and_does_not_hide_errors(emulator):
-    """Leaving a client's `with` or `async with` block because of an error raises that error."""
+    """An error inside a client's `with` or `async with` block propagates to the caller."""
     with pytest.raises(KeyError), StreamingClient(session_of(emulator)) as client:
         raise KeyError
     assert client.closed
@@ -340,7 +340,7 @@ def test_a_slow_store_does_not_block_the_event_loop(emulator):
 
 
 def test_message_numbers_continue_after_a_reopen(face, emulator):
-    """The numbering of messages continues after a close and open.
+    """Message numbers continue after the client is closed and reopened.
 
     Acking an old message therefore does not keep newer positions from being stored.
     """
@@ -420,7 +420,7 @@ def test_a_refused_channel_raises_the_matching_error(face, emulator):
 
 
 def test_a_failing_callback_does_not_hang_the_reader(face, emulator, caplog):
-    """If the application's on_gap callback raises, the reader gets an error and the client is
+    """If the application's on_gap callback raises, the reader receives an error and the client is
     closed.
     """
 
@@ -465,8 +465,10 @@ def test_connection_events_are_logged_at_their_levels(face, emulator, caplog):
         assert found == {level}, text
 
 
-def test_the_token_is_in_no_log_or_error(face, emulator, caplog):
-    """The token is in no log line, error or repr, even if the server repeats it in an error."""
+def test_no_log_or_error_contains_the_token(face, emulator, caplog):
+    """The token appears in no log line, error or repr, even if the server repeats it in an
+    error.
+    """
     caplog.set_level(logging.DEBUG)
     client = face(emulator, TOPIC)
     echo = Fault(

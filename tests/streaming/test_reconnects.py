@@ -1,7 +1,7 @@
 """Tests that no event is lost or repeated when the connection fails, with both clients.
 
-The scenarios publish before, during and after a failure, and read everything: each event must come
-once, in order. Each runs with the synchronous and with the asyncio client.
+The scenarios publish before, during and after a failure, and read everything: each event must be
+delivered once, in order. Each runs with the synchronous and with the asyncio client.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_a_commit_can_be_sent_without_requesting_events():
 
 
 def test_a_response_keeps_all_fields():
-    """A converted response has the events, headers, ids and numbers of the message."""
+    """A converted response keeps the message's events, headers, ids and numbers."""
     event = pb.ProducerEvent(
         id="e1", schema_id="s", payload=b"\x00", headers=[pb.EventHeader(key="k", value=b"v")]
     )
@@ -207,8 +207,8 @@ def test_both_parsers_agree(form, data):
 
 
 @pytest.mark.skipif(not native.is_installed(), reason="sfpubsub-native is not installed")
-def test_the_compiled_parser_handles_usual_messages():
-    """The compiled parser itself parses events of two schemas and a keepalive."""
+def test_the_compiled_parser_handles_ordinary_messages():
+    """The compiled parser handles events of two schemas and a keepalive without falling back."""
     events = [
         pb.ConsumerEvent(
             event=pb.ProducerEvent(id=f"e{number}", schema_id=f"s{number % 2}", payload=RAW),

@@ -1,7 +1,7 @@
 """Tests of Streaming API channels as sources of a raw table, without Spark.
 
-An epoch is a period in which a channel's replay ids are unique; a rejected position starts a new
-one.
+An epoch is a period in which a channel's replay ids are unique; it ends when a position is
+rejected.
 """
 
 from __future__ import annotations

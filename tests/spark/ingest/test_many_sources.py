@@ -170,12 +170,12 @@ def test_keys_on_disk_survive_a_change_of_sources(open_writer, monkeypatch):
     assert writer.write_parts([part(OTHER, range(21))])[0].rows == 1
 
 
-def test_table_with_one_source_from_an_older_version_is_continued(
+def test_single_source_table_from_an_older_version_is_resumed(
     open_writer, table, format_, monkeypatch
 ):
     """An older version's state has one position and no list of sources.
 
-    Such a table resumes at this position and accepts a second source.
+    Such a table resumes at that position and accepts a second source.
     """
     told = State.to_json
 

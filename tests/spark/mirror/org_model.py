@@ -121,7 +121,7 @@ class Org:
         self.send(kind, record_id, **({} if kind != "CREATE" else _whole(state)))
 
     def update(self, ids: list[str], value: str | None, place: int, kind: str = "UPDATE") -> None:
-        """Set a field of some records to the same value, with one event for all of them."""
+        """Set a field of several records to the same value, with a single event for all of them."""
         for each in ids:
             self.put(each, State(_with(self._fields(each), place, value)))
         values = _with((None,) * len(COLUMNS), place, value)

@@ -1,6 +1,6 @@
-"""Tests of the merge rule of a mirror against a model of an org: the mirror converges, and does not
-without any one part of the rule. The as-of of a read says which events it certainly contains, and
-the margin is the longest lag of the org's responses.
+"""Tests of a mirror's merge rule against a model of an org: the mirror converges, but no longer
+does if any single part of the rule is removed. The as-of of a read says which events it certainly
+contains, and the margin is the longest lag of the org's responses.
 """
 
 from __future__ import annotations
@@ -93,9 +93,11 @@ WITHOUT: dict[str, tuple[type[MirrorMachine], list[tuple[Any, str, Callable[...,
     "part",
     [pytest.param(part, marks=pytest.mark.slow if part == RARE else ()) for part in WITHOUT],
 )
-def test_without_a_part_of_the_rule_the_mirror_diverges(part: str, monkeypatch: pytest.MonkeyPatch):
-    """Without any single part of the merge rule, the model finds an example in which the mirror
-    differs from the org, so no part is redundant.
+def test_the_mirror_diverges_if_any_part_of_the_rule_is_removed(
+    part: str, monkeypatch: pytest.MonkeyPatch
+):
+    """If any single part of the merge rule is removed, the model finds an example in which the
+    mirror differs from the org, so no part is redundant.
     """
     machine, patches = WITHOUT[part]
     for module, name, instead in patches:
@@ -148,7 +150,7 @@ def known(phone: str, seq: int) -> Mirrored:
     return created.mirrored
 
 
-def test_as_of_is_what_was_durable_a_margin_before():
+def test_as_of_is_what_was_durable_one_margin_earlier():
     """A read certainly contains only what was durable one margin (the longest lag of the org's
     responses) before its request. Before a margin has passed, it has no as-of.
     """
@@ -203,7 +205,7 @@ def test_entry_is_not_closed_by_a_read_requested_before_it():
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
-def test_diff_that_a_read_contains_is_not_applied_twice(place: int):
+def test_diff_included_in_a_read_is_not_applied_twice(place: int):
     """Whichever version of the text the read returned, the result is the last version, and no
     reread is queued.
     """

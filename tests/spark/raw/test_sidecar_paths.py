@@ -106,7 +106,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 def old_table(table: Path, *, both: bool) -> dict[str, str]:
     """Create a table of layout 1 with sidecars, and return their texts by name.
 
-    With *both*, some sidecars are also in their new place.
+    If *both* is true, some sidecars are also in their new place.
     """
     place, _ = claim_table(table, TOPIC)
     for name in SIDECARS:
