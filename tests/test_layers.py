@@ -108,7 +108,7 @@ def package_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
-def test_a_module_imports_only_what_its_layer_may(path: Path):
+def test_modules_import_only_what_their_layer_allows(path: Path):
     """Every module imports only the packages and libraries that its layer allows."""
     package = package_of(path)
     if package in ("__init__", "__main__"):
@@ -206,7 +206,7 @@ def test_every_package_has_a_layer():
 @pytest.mark.parametrize(
     "path", [*SRC.glob("types/*.py"), SRC / "errors.py", SRC / "durable.py"], ids=lambda p: p.name
 )
-def test_the_lowest_modules_need_the_standard_library_only(path: Path):
+def test_the_lowest_modules_need_only_the_standard_library(path: Path):
     """`types`, `errors` and `durable` import only the standard library and sfpubsub itself."""
     import sys
 

@@ -95,7 +95,7 @@ def decode_slowly(schema_json: str, raw: bytes) -> dict[str, Any] | None:
 
 
 def with_times(value: dict[str, Any], times: Any) -> dict[str, Any]:
-    """Return *value* with datetimes in the time fields, which *times* describes."""
+    """Return *value* with the time fields described by *times* converted to datetimes."""
     value = dict(value)
     for name, inside in times:
         if inside is None and isinstance(value[name], int):
@@ -106,12 +106,12 @@ def with_times(value: dict[str, Any], times: Any) -> dict[str, Any]:
 
 
 def utc_time(milliseconds: int) -> datetime:
-    """Return the time that is *milliseconds* after 1970, in UTC."""
+    """Convert milliseconds since the Unix epoch to a UTC datetime."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_the_corpus_has_the_columns_of_the_slow_decoder(name):
+def test_corpus_columns_match_the_slow_decoder(name):
     """Every event of the corpus becomes a row with all its values, or is rejected by both
     decoders.
     """
@@ -130,8 +130,10 @@ def test_the_corpus_has_the_columns_of_the_slow_decoder(name):
 
 @settings(max_examples=30)
 @given(made=events())
-def test_rows_of_random_schemas_have_all_values(made):
-    """For random schemas, a row has every value of the event in the column of its field."""
+def test_rows_of_random_schemas_contain_all_values(made):
+    """For random schemas, a row holds every value of its event in the column of the matching
+    field.
+    """
     text, raws = made
     plan = plan_of(one=text)
     rows = decoded(plan, *(("one", raw) for raw in raws))
@@ -143,9 +145,7 @@ def test_rows_of_random_schemas_have_all_values(made):
 
 
 def test_a_later_version_adds_its_columns_at_the_end():
-    """Events of both versions are rows of one table, in which columns that a version lacks are
-    null.
-    """
+    """Events of both versions become rows of one table; columns that a version lacks are null."""
     plan = plan_of(old=schema_text("order_event"), new=schema_text("order_event_v2"))
     old_names = columns_of(schema_text("order_event")).names
     assert plan.columns.names == [*old_names, "Promised_At__c"]
@@ -190,9 +190,8 @@ OTHER = {"type": "record", "name": "P", "fields": [{"name": "a", "type": "string
 def test_a_field_that_changes_its_type_keeps_its_old_column(
     first, second, value, columns, expected
 ):
-    """Values of a wider type go to the existing column.
-
-    Those of any other type get an additional column.
+    """A value of a wider type is stored in the existing column; a value of any other type, in an
+    additional one.
     """
     old, new = event_schema(first), event_schema(second)
     plan = plan_of(old=old, new=new)
@@ -213,9 +212,9 @@ def record(**fields):
 
 @pytest.mark.parametrize("kind", ["array", "map"])
 def test_records_in_lists_gain_fields_in_their_column(kind):
-    """A record inside an array or map changes twice, and its column gets the new fields.
+    """A record inside an array or map changes twice, and its column gains the new fields.
 
-    Otherwise the table could not be derived any further.
+    Without that, the table could no longer be derived.
     """
     inner = "items" if kind == "array" else "values"
     types = [record(a="int"), record(a="long", b="string"), record(c="int", a="string")]
@@ -234,9 +233,9 @@ def test_records_in_lists_gain_fields_in_their_column(kind):
     ]
 
 
-def test_a_field_named_like_another_fields_column_gets_its_own():
-    """If the name of an additional column is already a field's name, both fields still have
-    columns of their own.
+def test_conflicting_column_names_stay_separate():
+    """If the name of an additional column is already a field's name, each field still has its own
+    columns.
     """
     texts = [
         json.dumps(record(A="int", A__string="long")),
@@ -267,9 +266,9 @@ def test_fields_that_differ_only_by_case_get_distinct_columns():
     assert plan_of(one=json.dumps(record(a="int", A="string"))).columns.names == ["a", "A_"]
 
 
-def test_a_header_of_unknown_form_is_stored_unchanged():
-    """An entry of the header that has another type than expected is stored unchanged, and a
-    missing bitmap as null.
+def test_header_entries_of_unexpected_types_are_stored_unchanged():
+    """A header entry of an unexpected type is stored unchanged, and a missing bitmap is stored as
+    null.
     """
     header = record(
         changedFields=["null", {"type": "array", "items": "string"}],
@@ -299,7 +298,7 @@ def test_merging_known_schemas_adds_no_columns():
 
 
 def test_a_field_named_like_an_envelope_column_gets_an_underscore():
-    """A field doesn't hide a column of the envelope, even if the names differ by case."""
+    """A field doesn't shadow an envelope column, even if their names differ by case."""
     text = json.dumps(
         {
             "type": "record",
@@ -329,8 +328,8 @@ def test_a_time_outside_the_timestamp_range_is_null():
 
 
 def test_every_row_is_decoded_or_has_a_reason():
-    """Each raw row is either in a typed batch or among the rejected rows, whose reason tells bad
-    bytes, bad bitmaps and unknown schemas apart.
+    """Each raw row is either in a typed batch or among the rejected rows, whose reasons distinguish
+    bad bytes, bad bitmaps and unknown schemas.
     """
     order, account = schema_text("order_event"), schema_text("account_change")
     plans = {"Order": plan_of(order=order), "Account": plan_of(account=account)}

@@ -1,6 +1,6 @@
 """Tests of the decoder that is generated for each schema, and of the careful decoder behind it.
 
-The generated one falls back to the careful one for unusual payloads. Both return the values of
+The generated one falls back to the careful one for unusual payloads. Both return the same values as
 fastavro, and are safe with any bytes.
 """
 
@@ -33,13 +33,13 @@ SLOW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def codec_of(*types, name="R", **more) -> Codec:
-    """Return a codec of a record with a field of each type."""
+    """Return a codec for a record with one field of each of the given types."""
     fields = [{"name": f"f{index}", "type": kind} for index, kind in enumerate(types)]
     return Codec("id", json.dumps({"type": "record", "name": name, "fields": fields, **more}))
 
 
 def is_generated(codec: Codec) -> bool:
-    """Return whether the generated decoder is used for the schema without the compiled one."""
+    """Return whether the schema uses the generated decoder when the compiled one is unavailable."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "compiled", None)
         pure = Codec(codec.schema_id, codec.schema_json)
@@ -73,8 +73,8 @@ def number(value: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_the_corpus_decodes_as_with_fastavro(name):
-    """Each schema of the corpus can use the generated decoder.
+def test_corpus_values_match_fastavro(name):
+    """Every schema of the corpus is supported by the generated decoder.
 
     Both decoders return fastavro's values.
     """
@@ -89,9 +89,9 @@ def test_the_corpus_decodes_as_with_fastavro(name):
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_the_corpus_decodes_as_with_the_avro_package(name):
-    """Apache's own library, which shares no code with fastavro, encodes and decodes the same
-    bytes.
+def test_corpus_values_match_the_avro_package(name):
+    """Apache's own library, which shares no code with fastavro, encodes to the same bytes and
+    decodes them to the same values.
     """
     avro_io, avro_schema = pytest.importorskip("avro.io"), pytest.importorskip("avro.schema")
     schema = avro_schema.parse(schema_text(name))
@@ -152,7 +152,9 @@ def test_times_are_datetimes_on_request_only():
 
 @pytest.mark.parametrize("number_", [2**62, -(2**62), 253_402_300_800_000])
 def test_a_time_outside_the_datetime_range_stays_a_number(number_):
-    """A publisher may send any number as a time, and the event can be decoded nevertheless."""
+    """A publisher may send any number as a time; one that no datetime can represent is returned as
+    is.
+    """
     codec = Codec("id", schema_text("order_event"))
     value = {**next(values("order_event", 1)), "CreatedDate": number_}
     assert codec.decode(codec.encode(value), datetimes=True)["CreatedDate"] == number_
@@ -185,9 +187,9 @@ def linked() -> Codec:
 
 
 def exponential(levels: int, fan: int) -> Codec:
-    """Return a codec for a small schema that has fan**levels fields if references are expanded.
+    """Return a codec for a small schema with fan**levels fields once its references are expanded.
 
-    The values of all its fields have no bytes.
+    None of the field values takes any bytes.
     """
     kind: object = {"type": "record", "name": "L0", "fields": []}
     for level in range(1, levels):
@@ -235,13 +237,13 @@ def test_an_exponential_schema_takes_bounded_time(levels, fan):
 
 
 def test_schemas_of_900_fields_use_the_generated_decoder():
-    """The generator's limit is above 900 fields, about the largest object that is possible."""
+    """The generator's limit exceeds 900 fields, roughly the largest possible object."""
     wide = codec_of(*["string"] * (decoder.MAX_NODES + 1))
     assert not is_generated(wide)
     assert is_generated(codec_of(*[["null", "string"]] * 900))  # about the largest object possible
 
 
-def test_the_last_of_two_fields_with_one_name_wins():
+def test_the_last_of_two_fields_with_the_same_name_wins():
     """As with fastavro, the last field's value is kept, even if it is null."""
     field = {"name": "a", "type": ["null", "string"]}
     codec = Codec("id", json.dumps({"type": "record", "name": "R", "fields": [field, field]}))
@@ -267,7 +269,9 @@ def test_deep_types_fall_back():
 
 
 def test_a_schema_cannot_claim_to_be_parsed():
-    """A schema that contains fastavro's own mark of a parsed schema is validated nevertheless."""
+    """A schema that already carries fastavro's internal marker for parsed schemas is still
+    validated.
+    """
     with pytest.raises(SchemaError):
         codec_of("nonsense", __fastavro_parsed=True, __named_schemas={})
 
@@ -399,8 +403,8 @@ def negative_blocks(items: list[bytes]) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 100, 20_000])
 def test_blocks_with_a_negative_count_are_decoded(size):
-    """A block with a negative count has its size after it, and both decoders read the same
-    items.
+    """A negative count is followed by the size of its block; both decoders read such blocks as
+    fastavro does.
     """
     codec = codec_of({"type": "array", "items": "string"}, {"type": "map", "values": "int"})
     text = "x" * size
@@ -489,9 +493,9 @@ def test_invalid_bytes_raise_in_bounded_time_and_memory(kind, raw, says, make):
 
 
 def test_a_payload_nested_too_deeply_raises():
-    """A payload of a recursive schema can nest without limit.
+    """A payload of a recursive schema can be nested without limit.
 
-    It raises an error before the stack overflows.
+    Deep nesting raises an error before the stack overflows.
     """
     codec = linked()
     fine = b"\x02\x02" * 20 + b"\x02\x00"
@@ -514,8 +518,8 @@ def test_zero_byte_items_are_limited_per_payload():
 
 
 def test_padded_numbers_are_decoded():
-    """A number may be encoded with more bytes than it needs, and has the same value as with
-    fastavro.
+    """A number may be encoded with more bytes than it needs, and is decoded as fastavro decodes
+    it.
     """
     codec = codec_of(["null", "long"], {"type": "array", "items": "int"}, "string")
     raw = b"\x82\x00" + b"\x86\x80\x00" + b"\x82\x00\x82\x00\x80\x00" + b"\x82\x80\x00x"
@@ -534,18 +538,18 @@ def test_numbers_of_every_size(bits):
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 8191, 8192, 100_000, 1_100_000])
-def test_texts_of_every_length(size):
-    """Strings and bytes are decoded correctly around the sizes at which their length takes one
-    more byte.
+def test_strings_and_bytes_of_every_length(size):
+    """Strings and bytes are decoded correctly around the sizes at which the length takes another
+    byte.
     """
     codec = codec_of("string", "bytes")
     value = {"f0": "é" * (size // 2), "f1": b"\xff" * size}
     assert codec._make_read()(codec.encode(value)) == value
 
 
-def test_a_decode_error_says_where():
-    """The error names the schema, the field and the byte, so that the payload can be inspected
-    by hand.
+def test_a_decode_error_says_where_it_occurred():
+    """The error names the schema, the field and the byte, so that the payload can be inspected by
+    hand.
     """
     codec = Codec("id7", schema_text("contact_change"))
     value = next(values("contact_change", 1))
@@ -573,7 +577,7 @@ SCALARS = {
 
 @st.composite
 def schemas(draw):
-    """Draw schemas of records as Salesforce has them, with other types of Avro inside."""
+    """Draw record schemas like Salesforce's, which also contain other Avro types."""
     count = 0
     names: list[str] = []
 
@@ -693,9 +697,10 @@ def test_nan_and_infinities_are_decoded_and_named_in_json(kind, number, place):
 @SLOW
 @given(st.data())
 def test_random_values_are_decoded_unchanged(data):
-    """Both decoders return the encoded values of random schemas, as fastavro does.
+    """For random schemas, both decoders return exactly the values that were encoded, as fastavro
+    does.
 
-    For truncated payloads, and for those with one byte too many, both give the same error.
+    For a truncated payload, or one with a trailing extra byte, both report the same error.
     """
     schema = data.draw(schemas())
     codec = Codec("id", json.dumps(schema))
@@ -718,7 +723,7 @@ def test_random_values_are_decoded_unchanged(data):
 
 @SLOW
 @given(st.data())
-def test_random_schemas_decode_as_with_the_avro_package(data):
+def test_random_schema_values_match_the_avro_package(data):
     """For random schemas, Apache's own library decodes the same values and reads the payload to
     its end.
     """
@@ -743,7 +748,7 @@ def outcome(codec: Codec, raw: bytes):
 
 @SLOW
 @given(schema=schemas(), raw=st.binary(max_size=60))
-def test_random_bytes_decode_or_raise_one_error(schema, raw):
+def test_random_bytes_decode_or_fail_identically(schema, raw):
     """For random schemas, both decoders return the same value or the same error."""
     codec = Codec("id", json.dumps(schema))
     assert outcome(codec, raw) == outcome(careful(codec), raw)
@@ -751,7 +756,7 @@ def test_random_bytes_decode_or_raise_one_error(schema, raw):
 
 @settings(max_examples=300)
 @given(st.sampled_from(sorted(CORPUS)), st.integers(0, 11), st.data())
-def test_damaged_payloads_decode_or_raise_one_error(name, index, data):
+def test_damaged_payloads_decode_or_fail_identically(name, index, data):
     """For a real payload with up to three changed bytes, both decoders return the same value or
     the same error.
     """

@@ -66,9 +66,9 @@ def results(checks: dict[str, dict]) -> dict[str, str]:
 
 
 def test_all_checks_pass_with_the_emulator(emulator, capsys):
-    """In plaintext, all checks but that of TLS pass.
+    """In plaintext, the TLS check is skipped and all others pass.
 
-    The settings have their source, and the token is masked.
+    Settings are shown with their sources, and the token is masked.
     """
     code, checks, settings = examine(capsys, "--topic", TOPIC, "--managed", NAME)
     port = emulator.grpc_target.rpartition(":")[2]
@@ -92,7 +92,7 @@ def test_all_checks_pass_with_the_emulator(emulator, capsys):
 
 
 def test_all_checks_pass_over_tls(run_emulator, monkeypatch, capsys):
-    """Over TLS all checks pass, and the line for TLS contains the issuer of the certificate."""
+    """Over TLS, all checks pass, and the TLS line names the certificate's issuer."""
     started = run_emulator(tls=True)
     point_at(started, monkeypatch, SFPUBSUB_INSECURE="", SFPUBSUB_CA_FILE=str(started.ca_file))
     code, checks, _ = examine(capsys, "--topic", TOPIC, "--managed", NAME)
@@ -155,10 +155,10 @@ AFTER_FAILURE = {
         ({}, ["--managed", "not a name"], "managed subscription", "developer name", ""),
     ],
 )
-def test_each_failure_is_found_at_its_own_step(
+def test_each_failure_is_reported_by_its_own_check(
     emulator, monkeypatch, capsys, changed, options, check, says, cure
 ):
-    """The failed check has a line of its own that says what is wrong and how to fix it.
+    """The failed check's own line says what is wrong and how to fix it.
 
     Later checks that need it are skipped, the others are made. The exit code is 3.
     """
@@ -185,7 +185,7 @@ def test_a_topic_without_read_access_fails(emulator, capsys):
 
 
 def test_a_topic_that_cannot_be_checked_is_skipped(emulator, monkeypatch, capsys):
-    """If an earlier check fails, the topic still has a line, with the result "skipped"."""
+    """If an earlier check fails, the topic's check is reported as skipped."""
     for changed in ({"SFPUBSUB_ACCESS_TOKEN": "00DSB0000000001!void"}, {"SFPUBSUB_INSECURE": ""}):
         point_at(emulator, monkeypatch, **changed)
         code, checks, _ = examine(capsys, "--topic", TOPIC)
@@ -202,9 +202,7 @@ def test_a_stopped_subscription_fails_with_the_command_to_start_it(emulator, cap
 
 
 def test_a_mirrored_object_is_checked_for_access_and_changes(emulator, monkeypatch, capsys):
-    """Each object is checked for access to all of its records, and for being selected on the
-    channel.
-    """
+    """Each object is checked for access to all its records and for selection on the channel."""
     code, checks, _ = examine(capsys, "--object", "Account", "--object", "Nothing__c")
     assert (checks["object Account"]["result"], checks["changes of Account"]["result"]) == (
         "ok",
@@ -229,9 +227,9 @@ def test_a_mirrored_object_is_checked_for_access_and_changes(emulator, monkeypat
 
 
 def test_missing_setup_permission_skips_the_subscription_check(emulator, monkeypatch, capsys):
-    """A user who may not view the setup may still subscribe, so this is no failure.
+    """A user without permission to view the setup may still subscribe, so the check does not fail.
 
-    The line names the permission.
+    Its line names the permission.
     """
     refusal = Reply(403, [{"errorCode": "INSUFFICIENT_ACCESS", "message": "no"}])
     with https_host(lambda _: refusal) as host:
@@ -283,8 +281,8 @@ def test_no_secret_is_printed(emulator, monkeypatch, tmp_path, capsys):
                     assert "***" in captured.out
 
 
-def test_a_secret_in_a_foreign_error_is_masked(emulator, monkeypatch, capsys):
-    """If the error of a library or host contains the token, it is masked in the output."""
+def test_secrets_in_third_party_errors_are_masked(emulator, monkeypatch, capsys):
+    """If an error from a library or host contains the token, it is masked in the output."""
 
     def leak(host: str) -> list[str]:
         raise probes.ProbeError(f"failed with {emulator.access_token}", emulator.access_token)
@@ -298,8 +296,8 @@ def test_a_secret_in_a_foreign_error_is_masked(emulator, monkeypatch, capsys):
 
 
 def test_without_json_the_output_is_a_readable_page(emulator, capsys):
-    """Without ``--json``, only settings that are set are listed, and a failed check has its fix
-    on the next line.
+    """Without ``--json``, only configured settings are listed, and each failed check is followed by
+    its fix.
     """
     emulator.managed.set_state(NAME, "STOP")
     assert run(["doctor", "--managed", NAME]) == 3
@@ -358,7 +356,9 @@ def test_a_port_that_never_answers_is_an_error_after_the_timeout(monkeypatch):
 
 
 def test_both_ports_of_the_service_are_tried(monkeypatch, capsys):
-    """If 7443 is closed and 443 open, the fix is to use 443; if 443 is closed, nothing fails."""
+    """If 7443 is closed and 443 is open, the suggested fix is to use 443; if only 443 is closed, no
+    check fails.
+    """
     tried = []
 
     def connect(way: Way) -> socket.socket:
@@ -383,8 +383,8 @@ def test_both_ports_of_the_service_are_tried(monkeypatch, capsys):
 
 
 def test_connections_go_through_the_proxy(tmp_path, monkeypatch):
-    """The service's port is reached through the configured proxy, or that of the environment,
-    with the credentials in its URL.
+    """The service's port is reached through the configured proxy, with the credentials in its URL,
+    or through the proxy set in the environment.
     """
     authority = Authority(tmp_path)
     with connect_proxy() as proxy, https_host(lambda _: Reply(), authority) as host:
@@ -411,8 +411,8 @@ def der_of(chain: trustme.LeafCert) -> bytes:
 
 
 def test_a_certificate_has_subject_issuer_and_expiry():
-    """The three are read from the certificate's bytes, so that an expired or untrusted one can
-    be described too.
+    """They are read from the certificate's bytes, so that even an expired or untrusted one can be
+    described.
     """
     expires = datetime(2020, 2, 3, 4, 5, 6, tzinfo=UTC)
     ca = trustme.CA(organization_name="Authority Ö", organization_unit_name="Unit")
@@ -431,7 +431,7 @@ def test_a_certificate_has_subject_issuer_and_expiry():
 def test_invalid_certificate_bytes_raise_value_error():
     """A truncated certificate raises a ValueError.
 
-    One with a changed byte does too, or can still be described.
+    One with an altered byte either raises one too or can still be described.
     """
     der = der_of(trustme.CA().issue_cert("a"))
     for cut in range(0, len(der), 3):
@@ -447,7 +447,7 @@ def test_invalid_certificate_bytes_raise_value_error():
 
 
 def test_an_expired_certificate_is_shown_with_its_date(tmp_path: Path):
-    """The error of the handshake contains the date on which the certificate expired."""
+    """The handshake error contains the date on which the certificate expired."""
     ca = trustme.CA()
     ca_file = tmp_path / "ca.pem"
     ca.cert_pem.write_to_path(ca_file)

@@ -39,7 +39,7 @@ NOW = time.time() // HOUR * HOUR  # old files are removed by their real age
 
 @pytest.fixture(autouse=True)
 def state(tmp_path, monkeypatch) -> Path:
-    """Point the state directory at one that belongs to this test alone, and return its path."""
+    """Use a separate state directory for this test, and return its path."""
     place = tmp_path / "state" / "sfpubsub"
     monkeypatch.setenv("SFPUBSUB_STATE_DIR", str(place))
     return place
@@ -58,7 +58,7 @@ def keep_status(clock: Clock, **changes) -> StatusFile:
 
 
 def only_status(directory: Path) -> Status:
-    """Return the only status in *directory*."""
+    """Read the single status file in *directory*."""
     found, unreadable = read_all(directory)
     assert not unreadable
     assert len(found) == 1
@@ -66,7 +66,7 @@ def only_status(directory: Path) -> Status:
 
 
 def batch_of(*created: float) -> EventBatch:
-    """Return a batch with one event for each creation time in *created*, in seconds."""
+    """Return a batch with one event per creation time in *created*, given in seconds."""
     codec = Codec("schema", ORDER)
     events = tuple(
         RawEvent(
@@ -99,9 +99,8 @@ def test_failed_run_reports_its_error(state):
 
 
 def test_file_records_positions_and_times(state):
-    """The file has the acked, received and committed positions.
-
-    It also has the times of the last ack, commit and message.
+    """The file contains the acked, received and committed positions, and the times of the last ack,
+    commit and message.
     """
     clock, subscription = Clock(NOW), Subscription()
     with keep_status(clock, into="/data/orders") as status:
@@ -136,8 +135,8 @@ def test_file_records_positions_and_times(state):
     assert (ended.ended_at, ended.is_alive()) == (NOW + 70, False)
 
 
-def test_commit_answer_counts_as_a_response(emulator, connect):
-    """Health counts responses without events too, so a quiet topic shows a sign of life."""
+def test_commit_response_counts_as_a_response(emulator, connect):
+    """A response without events counts too, so health shows that a quiet topic is alive."""
     with connect(emulator).subscribe_managed(NAME) as subscription:
         emulator.publish(TOPIC, orders(1))
         assert subscription.next_batch(PATIENCE) is not None
@@ -156,9 +155,9 @@ def test_keepalive_counts_as_a_response(run_emulator, connect):
 
 
 def test_file_is_written_at_most_once_a_second(state, monkeypatch):
-    """A thousand refreshes at one moment write the file only once more after the run's start.
+    """A thousand refreshes at one moment cause only one write after the initial one.
 
-    The end of the run always writes it.
+    The end of the run always writes the file.
     """
     written = []
     replace = status_file._replace
@@ -204,7 +203,8 @@ def test_deliveries_are_counted_by_the_hour_across_runs(state):
 
 
 def test_new_run_shows_no_values_of_the_previous_run(state):
-    """A new run has only its own times and positions, and its first response removes the old entry.
+    """A new run shows only its own times and positions, and its first response removes the old
+    entry.
 
     Only the 24-hour count spans runs.
     """
@@ -234,7 +234,9 @@ def test_new_run_shows_no_values_of_the_previous_run(state):
 
 
 def test_runs_without_responses_keep_the_last_run_that_had_one(state):
-    """A run that received nothing replaces an earlier one that received nothing, but no other."""
+    """A run without responses replaces an earlier one without responses, but never one that had
+    some.
+    """
     clock = Clock(NOW)
     for responses in (1, 0, 0, 0):
         clock.now += 100
@@ -279,7 +281,7 @@ def test_run_killed_before_its_first_response_is_not_shown(state, monkeypatch):
 
 
 def test_concurrent_runs_have_separate_entries(state):
-    """Two runs of one subscription do not overwrite each other's entry.
+    """Two concurrent runs of a subscription do not overwrite each other's entries.
 
     The next run replaces both once they have ended.
     """
@@ -323,7 +325,7 @@ def test_a_misspelt_name_leaves_no_entry(emulator, state, arguments):
 
 
 def test_orgs_endpoints_and_users_have_separate_files(state):
-    """The same topic has a status file for each org, endpoint and user."""
+    """A topic has a separate status file for each org, endpoint and user."""
     for settings in (
         SETTINGS,
         Settings(endpoint="127.0.0.1:7012", tenant_id="00D000000000001AAA"),
@@ -339,7 +341,7 @@ def test_orgs_endpoints_and_users_have_separate_files(state):
 
 
 def test_unwritable_status_file_only_logs_one_warning(tmp_path, monkeypatch, caplog):
-    """A status file that cannot be written costs one warning in the log, and the run goes on."""
+    """If the status file cannot be written, one warning is logged and the run continues."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SFPUBSUB_STATE_DIR", str(tmp_path / "file" / "below"))
     with keep_status(Clock(NOW)) as status:
@@ -403,7 +405,7 @@ def test_damaged_file_is_named_and_the_others_are_shown(state, capsys):
 
 
 def test_lag_shows_what_subscribe_recorded(emulator, capsys):
-    """After `subscribe` has ended, `lag` shows its last position, commit and counts."""
+    """After `subscribe` has ended, `lag` shows its last position, last commit and counts."""
     results = emulator.publish(TOPIC, [{**row, "CreatedDate": 1000} for row in orders(25)])
     assert run(["subscribe", "--managed", NAME, "--max-events", "25"]) == 0
     capsys.readouterr()
@@ -514,7 +516,9 @@ def test_status_file_contains_no_secret(emulator, state):
 
 
 def test_state_directory_setting_overrides_the_default(monkeypatch, state):
-    """Without SFPUBSUB_STATE_DIR, the directory is ``sfpubsub`` in the system's place for state."""
+    """Without SFPUBSUB_STATE_DIR, the directory is ``sfpubsub`` in the system's default place for
+    state.
+    """
     assert state_dir() == state
     monkeypatch.delenv("SFPUBSUB_STATE_DIR")
     monkeypatch.setenv("XDG_STATE_HOME", "/somewhere")

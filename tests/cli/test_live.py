@@ -62,7 +62,9 @@ def test_without_a_terminal_a_line_is_printed_every_30_seconds(clock, capsys):
 
 
 def test_short_run_prints_no_line(clock, capsys):
-    """Without a terminal, a run of less than 30 s prints no line unless it asks for a last one."""
+    """Without a terminal, a run of less than 30 s prints no line unless a final one is
+    requested.
+    """
     with LiveLine(lambda: "1 event", is_terminal=False, clock=clock) as line:
         line.refresh()
     assert capsys.readouterr().err == ""
@@ -102,7 +104,7 @@ def test_summary_line_contents(clock):
     ],
 )
 def test_listen_address_forms(text, address):
-    """A port alone listens on 127.0.0.1 only; a host may be given before the port."""
+    """A bare port binds to 127.0.0.1 only; a host may precede the port."""
     assert Listen().convert(text, None, None) == address
 
 

@@ -107,8 +107,10 @@ def test_failed_event_gives_exit_code_1_and_its_reason(emulator, file, capsys):
     assert "\r" not in said.err  # no terminal, no progress
 
 
-def test_lost_answers_are_not_failures(emulator, connect, file, capsys):
-    """Events whose answer was lost are sent again under their id; each has one result line."""
+def test_lost_responses_are_not_failures(emulator, connect, file, capsys):
+    """Events whose response was lost are resent under the same id, and each has exactly one result
+    line.
+    """
     emulator.faults.add(Fault("lose_answer", times=2))
     assert run([*file(*[{}] * 500), "--stream"]) == 0
     ids = [line["event_id"] for line in printed(capsys)]
@@ -145,7 +147,7 @@ def start_publish(emulator, *options, before=()) -> subprocess.Popen[str]:
 
 
 def test_ctrl_c_stops_reading_and_loses_no_result(emulator, connect):
-    """Events that were read before Ctrl-C are published and their results printed.
+    """Events read before Ctrl-C are published and their results printed.
 
     The exit code is 130.
     """
@@ -184,7 +186,7 @@ def test_second_ctrl_c_ends_at_once_and_reports_missing_results(emulator):
 
 
 def test_ctrl_c_ignores_the_rate(emulator, connect):
-    """Events that were read before Ctrl-C are published at once, however low the rate is."""
+    """Events read before Ctrl-C are published at once, however low the rate is."""
     process = start_publish(emulator, "--rate", "0.001/s")
     process.stdin.write('{"_event": {"id": "a"}}\n{"_event": {"id": "b"}}\n')
     process.stdin.flush()
@@ -196,10 +198,10 @@ def test_ctrl_c_ignores_the_rate(emulator, connect):
     assert [name for name, _ in on_the_bus(emulator, connect)] == ["a", "b"]
 
 
-def test_unread_results_stop_the_publishing():
-    """Only a bounded number of results waits to be printed.
+def test_unprinted_results_hold_back_publishing():
+    """Only a limited number of results may wait to be printed; beyond that, publishing blocks.
 
-    Once printing fails, nothing waits any more.
+    Once printing fails, nothing blocks any more.
     """
     receipts: list[Future[PublishResult]] = [Future() for _ in range(MAX_UNPRINTED + 10)]
     put = []
@@ -228,7 +230,9 @@ def test_unread_results_stop_the_publishing():
 
 
 def test_pace_keeps_the_average_rate():
-    """The first event goes at once, and events delayed past their time follow without a pause."""
+    """The first event is sent at once, and events that are behind schedule follow without a
+    pause.
+    """
     now = [10.0]
     pace = Pace(2.0, lambda: now[0])
     assert pace.next() == 0.0

@@ -1,4 +1,4 @@
-"""What `-v` and `-vv` log, above all on a healthy run, and that they never log a secret."""
+"""What `-v` and `-vv` log, especially on a healthy run, and that they never log a secret."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_vv_logs_every_request_and_response(emulator, capsys):
 
 
 def test_no_log_message_contains_a_secret(emulator, capsys, caplog):
-    """The run reaches every log call of two modules that has arguments.
+    """The run reaches every log call with arguments in two modules.
 
     No message contains a token or a payload.
     """
@@ -89,7 +89,9 @@ def test_no_log_message_contains_a_secret(emulator, capsys, caplog):
 
 
 def _log_calls(source: str) -> list[int]:
-    """Return the line numbers of logger calls in *source* that have more than a message."""
+    """Return the line numbers of the logger calls in *source* that pass arguments besides the
+    message.
+    """
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))

@@ -45,8 +45,10 @@ def test_commits_that_are_refused_for_too_long_end_the_subscription(run_emulator
 
 
 @pytest.mark.parametrize("status", ["UNIMPLEMENTED", "PERMISSION_DENIED", "NOT_FOUND"])
-def test_status_of_a_proxy_does_not_end_a_working_subscription(run_emulator, connect, status):
-    """A status without the service's error code comes from a hop in between and is temporary."""
+def test_proxy_status_does_not_end_a_working_subscription(run_emulator, connect, status):
+    """A status without the service's own error code comes from an intermediary and is treated as
+    temporary.
+    """
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(2))
@@ -61,15 +63,15 @@ def test_status_of_a_proxy_does_not_end_a_working_subscription(run_emulator, con
     subscription.abort()
 
 
-def test_status_of_a_proxy_is_final_if_nothing_has_worked_yet(run_emulator, connect):
+def test_proxy_status_is_fatal_before_any_success(run_emulator, connect):
     """The endpoint may not be a Pub/Sub API at all, and the error says so."""
     emulator = run_emulator(faults=FaultPlan([Fault("drop_call", status="UNIMPLEMENTED")]))
     with pytest.raises(StreamError, match="check that the endpoint is a Pub/Sub API"):
         connect(emulator).subscribe(TOPIC).next_batch(PATIENCE)
 
 
-def test_a_failed_managed_subscription_hands_out_nothing_more(run_emulator, connect):
-    """Events that still wait could not be committed any more, so they are dropped."""
+def test_a_failed_managed_subscription_delivers_nothing_more(run_emulator, connect):
+    """Waiting events are dropped, because they could no longer be committed."""
     emulator = run_emulator(settings=Settings(events_per_response=1))
     emulator.publish(TOPIC, orders(40))
     subscription = connect(emulator).subscribe_managed(NAME)

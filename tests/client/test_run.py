@@ -162,7 +162,7 @@ def test_without_a_key_events_do_not_wait_for_each_other(start: Start):
     assert handler.seen[-1] == 0
 
 
-def test_end_of_an_event_starts_all_events_that_waited_for_it(start: Start):
+def test_finishing_an_event_starts_all_events_waiting_for_it(start: Start):
     """All idle workers are woken, not only the one that has just become free."""
     service, face = start()
     service.publish(4)
@@ -232,7 +232,9 @@ def test_plain_run_stores_the_position_of_finished_events(start: Start):
 
 
 def test_failed_events_are_retried_until_the_handler_recovers(start: Start):
-    """Retries keep the order of their key, other keys go on, and no event is lost."""
+    """Retries preserve the order within each key, and every event is eventually handled and
+    committed.
+    """
     service, face = start()
     service.publish(30)
     tries: Counter[int] = Counter()
@@ -290,7 +292,9 @@ def test_failed_event_stops_the_run_and_finished_events_are_committed(start: Sta
 
 
 def test_handler_error_names_the_event_and_its_cause(start: Start):
-    """The error has the event's id, its replay id, the subscription and the handler's exception."""
+    """The error carries the event's id, its replay id, the subscription and the handler's
+    exception.
+    """
     service, face = start()
     service.publish(1)
     reason = ValueError("no")
@@ -378,7 +382,7 @@ def test_quarantine_is_never_written_in_the_event_loops_thread(start: Start):
         assert face.loop_thread not in threads
 
 
-class Broken(Quarantine):
+class FullDiskQuarantine(Quarantine):
     """A quarantine on a full disk."""
 
     def put(self, events):
@@ -396,7 +400,11 @@ def test_a_quarantine_that_cannot_be_written_stops_the_run(start: Start):
 
     with pytest.raises(WriteError, match="the disk is full"):
         Handler(work=work).run(
-            face.managed(NAME), workers=1, retry=None, on_failure="quarantine", quarantine=Broken()
+            face.managed(NAME),
+            workers=1,
+            retry=None,
+            on_failure="quarantine",
+            quarantine=FullDiskQuarantine(),
         )
     assert service.committed() == 3
 
@@ -425,7 +433,9 @@ def test_quarantine_limit_stops_a_broken_handler(start: Start, tmp_path: Path):
 
 @pytest.mark.parametrize("key", [None, number, by_record], ids=["none", "value", "record"])
 def test_undecodable_event_is_quarantined_without_a_retry(start: Start, tmp_path: Path, key: Any):
-    """The entry says that decoding failed, whether the handler or the key function failed."""
+    """The entry reports a decoding failure, whether the handler or the key function triggered
+    it.
+    """
     service, face = start()
     service.publish_valid(3)
     service.publish_undecodable()
@@ -478,7 +488,7 @@ def test_number_of_held_events_is_bounded(start: Start):
 
 
 def test_drain_from_another_thread_waits_for_running_handlers(start: Start):
-    """No further event is started; the running ones finish and are committed."""
+    """No further events are started; those being handled finish and are committed."""
     service, face = start()
     service.publish(50)
     go = threading.Event()
@@ -498,8 +508,8 @@ def test_drain_from_another_thread_waits_for_running_handlers(start: Start):
     assert service.committed() == 2
 
 
-def test_stop_ends_a_run_that_waits_for_a_retry(start: Start):
-    """The run ends at once although its only event would be retried in an hour."""
+def test_stop_ends_a_run_waiting_for_a_retry(start: Start):
+    """The run ends at once, even though its only event is not due for a retry for an hour."""
     service, face = start()
     service.publish(1)
 
@@ -578,8 +588,8 @@ def test_failed_subscription_ends_the_run_with_its_error(start: Start):
         held.run(handler)
 
 
-def test_starting_a_run_acks_the_batch_taken_before(start: Start):
-    """As with `next_batch`, asking for more acks the previous batch in auto mode."""
+def test_starting_a_run_acks_the_previous_batch(start: Start):
+    """In auto mode, starting a run acks the previous batch, as calling `next_batch` would."""
     service, face = start(events_per_response=5)
     service.publish(15)
     held = face.managed(NAME)
@@ -634,7 +644,7 @@ def test_stop_can_be_called_by_a_signal_handler_at_any_moment(start: Start):
         ({"workers": 0}, "workers must be at least 1"),
         ({"on_failure": "skip"}, "on_failure must be 'stop' or 'quarantine', not 'skip'"),
         ({"on_failure": "quarantine"}, "must be used together"),
-        ({"quarantine": Broken()}, "must be used together"),
+        ({"quarantine": FullDiskQuarantine()}, "must be used together"),
     ],
 )
 def test_invalid_run_options_are_rejected(start: Start, options: dict[str, Any], message: str):
@@ -665,9 +675,9 @@ def test_handler_of_the_wrong_kind_is_rejected(start: Start):
     ],
 )
 def test_default_key_of_a_change_event(start: Start, record_ids: list[str], key: Any):
-    """An event's keys are its records and, shared, their object.
+    """A change event's default keys are its records and, as a shared key, their object.
 
-    An event of all records has the object as its only key.
+    An event for all records has the object as its only key.
     """
     service, face = start()
     header = {**ACCOUNT["ChangeEventHeader"], "recordIds": record_ids}
@@ -714,10 +724,9 @@ def test_changes_of_a_record_are_handled_in_order(start: Start):
 
 
 def cancelled_run(service: Service, cancel: Callable[[asyncio.Task[Any]], Any]) -> list[str]:
-    """Cancel a run of three handlers.
+    """Cancel a run of three handlers; return the outcomes of the handlers and of the run, in order.
 
-    Return what became of them and of the run, in order. *cancel* is called with the run's task
-    while the run waits for its handlers.
+    *cancel* is called with the run's task while the run waits for its handlers.
     """
     told: list[str] = []
     face = AsyncFace(**service.arguments())

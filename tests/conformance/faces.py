@@ -37,7 +37,9 @@ class Held:
         return found
 
     def collect(self, count: int) -> list[int]:
-        """Return the order numbers of at least the next *count* events."""
+        """Read batches until at least *count* events have arrived, and return their order
+        numbers.
+        """
         seen: list[int] = []
         while len(seen) < count:
             seen += numbers(self.batch())
@@ -73,8 +75,10 @@ class Held:
         """Return all events until the subscription ends."""
         return self._face.events_of(self._subscription, None)
 
-    def some_events(self, count: int) -> list[Event]:
-        """Return the next *count* events; leave the loop while the last one is being handled."""
+    def next_events(self, count: int) -> list[Event]:
+        """Return the next *count* events, breaking out of the loop while the last one is being
+        handled.
+        """
         return self._face.events_of(self._subscription, count)
 
     def fail_inside(self, error: Exception) -> None:
@@ -139,7 +143,9 @@ class Face:
         return list(itertools.islice(subscription.events(), count))
 
     def commit_at(self, subscription: Any, place: int) -> Any:
-        """Iterate over events, commit at index *place*, and return the committed position."""
+        """Iterate over events up to index *place*, commit there, and return the committed
+        position.
+        """
         for index, _ in enumerate(subscription.events()):
             if index == place:
                 return subscription.commit().replay_id

@@ -229,7 +229,7 @@ def test_iteration_acks_an_event_when_the_next_is_requested(start: Start):
     target, face = start(events_per_response=4)
     target.publish(10)
     held = face.managed(NAME)
-    assert [int(event.value["Order_Number__c"]) for event in held.some_events(7)] == list(range(7))
+    assert [int(event.value["Order_Number__c"]) for event in held.next_events(7)] == list(range(7))
     held.drain()
     assert target.committed() == 5  # event 6 was still being handled
     assert face.managed(NAME).collect(4) == [6, 7, 8, 9]
@@ -243,7 +243,7 @@ def test_next_batch_returns_the_rest_of_a_batch_after_a_break(start: Start):
     target, face = start(events_per_response=5)
     target.publish(10)
     held = face.managed(NAME)
-    seen = [int(event.value["Order_Number__c"]) for event in held.some_events(3)]
+    seen = [int(event.value["Order_Number__c"]) for event in held.next_events(3)]
     seen += numbers(held.batch())
     assert seen == [0, 1, 2, 3, 4]
     held.drain()

@@ -71,8 +71,7 @@ def test_unary_call(in_process_client: InProcessClient) -> None:
 
 
 def test_events_are_sent_as_requested(in_process_client: InProcessClient) -> None:
-    """A stream sends no more events than were requested, and the remaining ones after another
-    request."""
+    """A stream sends no more events than requested; the rest follow after another request."""
     in_process_client.emulator.publish(ORDERS, [{"Order_Number__c": str(n)} for n in range(5)])
     fetch = pb.FetchRequest(topic_name=ORDERS, replay_preset=pb.EARLIEST, num_requested=3)
     rpc = in_process_client.stream("Subscribe", fetch)
@@ -87,8 +86,9 @@ def test_events_are_sent_as_requested(in_process_client: InProcessClient) -> Non
 
 
 def test_commit_is_answered_and_stored(in_process_client: InProcessClient) -> None:
-    """A commit is answered in a response of its own with the values of the request, and its
-    position is stored."""
+    """A commit is answered in a separate response that repeats the request's values, and its
+    position is stored.
+    """
     published = in_process_client.emulator.publish(ORDERS, [{"Order_Number__c": "1"}])
     rpc = in_process_client.stream(
         "ManagedSubscribe", pb.ManagedFetchRequest(developer_name=MANAGED, num_requested=5)

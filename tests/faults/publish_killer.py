@@ -116,7 +116,7 @@ class Service:
 
 
 def run(service: Service, *, events: int, kills: int, seed: int, streamed: bool = True) -> Report:
-    """Publish *events* during *kills* kills and equally many lost answers; return the report."""
+    """Publish *events* during *kills* kills and as many lost responses; return the report."""
     chance = random.Random(seed)
     ids = [f"order-{number}" for number in range(events)]
     moments = sorted(chance.sample(range(events // 20, events), kills))
@@ -163,7 +163,7 @@ def run(service: Service, *, events: int, kills: int, seed: int, streamed: bool 
 
 
 def read(client: PubSubClient, ids: set[str]) -> list[tuple[str, bytes]]:
-    """Return id and position of every event in the log."""
+    """Return the id and position of every event in the log."""
     found: list[tuple[str, bytes]] = []
     with client.subscribe(TOPIC, replay="earliest", max_pending_count=5000) as subscription:
         missing = set(ids)

@@ -79,7 +79,7 @@ def _columns(of: SObject, row: sqlite3.Row) -> Iterator[tuple[str, Any]]:
 
 
 def _value(field: Field, kept: Any) -> Any:
-    """Return a stored value in the form that a table has, by the type of its field."""
+    """Convert a stored value to the form that tables use for its field's type."""
     if field.type == "boolean":
         return bool(kept)
     if kept is None:
@@ -96,7 +96,9 @@ def _value(field: Field, kept: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a compound value without null parts, or None if all are null; return others as is."""
+    """Drop the null parts of a compound value, or return None if all are null; return any other
+    value as is.
+    """
     if not isinstance(value, dict):
         return value
     return {name: each for name, each in value.items() if each is not None} or None

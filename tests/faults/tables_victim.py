@@ -10,7 +10,7 @@ Moments, each at its nth occurrence:
 - ``taken``: right after rows were appended to a table.
 - ``merge``, ``within``, ``merged``: before, during or after a merge into a table.
 - ``finish``: all tables contain the step, but it is not flushed or not published.
-- ``over``: the step is published, and the next one is not planned.
+- ``over``: the step is published, and the next one is not yet planned.
 
 WHO is killed: ``driver`` (this process), ``jvm`` (Spark's JVM) or ``both``.
 """

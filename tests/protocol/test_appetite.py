@@ -52,8 +52,9 @@ def test_large_events_are_requested_only_if_they_fit() -> None:
 
 
 def test_event_larger_than_the_limit_is_requested_alone() -> None:
-    """An event that exceeds the memory limit is still requested, but no other one while it
-    waits."""
+    """An event that exceeds the memory limit is still requested, but nothing else while it
+    waits.
+    """
     appetite = Appetite(Limits(max_bytes=100))
     appetite.seen([event(1)], 150)
     assert appetite.room(0) == 1
@@ -63,8 +64,9 @@ def test_event_larger_than_the_limit_is_requested_alone() -> None:
 
 
 def test_size_estimate_rises_at_once_and_falls_gradually() -> None:
-    """Larger events reduce the number of requested ones at once, because too low an estimate
-    exceeds memory; smaller events increase it only gradually."""
+    """Larger events immediately reduce the number requested, since underestimating would exceed the
+    memory limit; smaller events raise it only gradually.
+    """
     appetite = Appetite(Limits(max_bytes=32 * MB))
     appetite.seen([event(1)] * 100, 100 * 200)
     appetite.seen([event(1)] * 3, 3 * MB)
@@ -78,8 +80,9 @@ def test_size_estimate_rises_at_once_and_falls_gradually() -> None:
 
 
 def test_one_large_event_does_not_shrink_the_window() -> None:
-    """A single large event in a response of small ones matters little, because the average size
-    counts."""
+    """A single large event among small ones has no effect, because the average size is what
+    counts.
+    """
     appetite = Appetite(Limits())
     appetite.seen([event(1)] * 50, MB + 49 * 200)
 
@@ -116,8 +119,9 @@ def test_discarded_events_make_room() -> None:
 
 
 def test_waiting_bytes_stay_near_the_limit() -> None:
-    """With any mixture of event sizes, waiting events never exceed 1.7 times the memory limit if
-    only as many as allowed are sent."""
+    """For any mix of event sizes, waiting events stay below 1.7 times the memory limit as long as
+    no more are sent than allowed.
+    """
     chance = random.Random(5)
     for _ in range(200):
         appetite, most = Appetite(Limits()), chance.choice([300, 20_000, MB])

@@ -14,8 +14,9 @@ def test_delay_doubles_up_to_the_maximum() -> None:
 
 
 def test_jitter_covers_the_whole_delay() -> None:
-    """The delay is anything from 0 to the upper limit, so that clients that failed together don't
-    retry together."""
+    """The delay is random between 0 and the upper limit, so that clients that failed together don't
+    retry together.
+    """
     backoff = Backoff(8.0, 8.0)
 
     assert backoff.next(0.0) == 0.0

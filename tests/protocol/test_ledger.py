@@ -8,8 +8,9 @@ from tests.protocol.scripted import event, rid
 
 
 def filled(*numbers: int) -> Ledger:
-    """Return a ledger on its first stream with these events, whose sequence numbers equal
-    *numbers*."""
+    """Return a ledger on its first stream with these events, using *numbers* as sequence numbers
+    too.
+    """
     ledger = Ledger()
     ledger.new_stream()
     for number in numbers:
@@ -63,8 +64,9 @@ def test_keepalive_is_committed_only_after_earlier_events() -> None:
 
 
 def test_consecutive_keepalives_are_merged() -> None:
-    """Any number of consecutive keepalives takes a single run of the ledger, and the newest may be
-    committed."""
+    """Consecutive keepalives, however many, share a single run of the ledger, and the newest may be
+    committed.
+    """
     ledger = filled(1)
     for number in range(10, 50):
         ledger.add_keepalive(rid(number))
@@ -115,8 +117,9 @@ def test_confirmed_entries_are_removed() -> None:
 
 
 def test_position_must_be_sent_on_the_current_stream() -> None:
-    """An acked position may be committed on a new stream only after its redelivery there; the
-    service rejects it otherwise."""
+    """An acked position may be committed on a new stream only after it has been redelivered there;
+    otherwise the service rejects it.
+    """
     ledger = filled(1, 2)
     ledger.ack(1, 2)
     ledger.new_stream()
@@ -178,8 +181,7 @@ def test_redelivery_needs_equal_id_and_position() -> None:
 
 
 def test_stream_may_begin_only_right_after_a_given_position() -> None:
-    """The first event of a stream fits only if it is the one right after the given (or the last
-    confirmed) position."""
+    """A stream may begin only with the event right after the given (or last confirmed) position."""
     ledger = filled(1, 2, 3)
     ledger.ack(1, 2)
     second = ledger.newest_done
@@ -193,8 +195,9 @@ def test_stream_may_begin_only_right_after_a_given_position() -> None:
 
 
 def test_stream_may_begin_with_any_new_event_after_the_last() -> None:
-    """After the ledger's last position a stream may begin with a keepalive or any event, except one
-    that the ledger has."""
+    """After the ledger's last position, a stream may begin with a keepalive or with any event that
+    the ledger does not already contain.
+    """
     ledger = filled(1)
     ledger.add_keepalive(rid(4))
     ledger.ack(1, 1)
@@ -223,8 +226,9 @@ def test_reused_position_is_a_separate_entry() -> None:
 
 
 def test_small_responses_share_runs() -> None:
-    """Events are grouped in runs of `FULL` entries however few arrive at a time, and a run is
-    removed once all of it is confirmed."""
+    """Events are grouped into runs of `FULL` entries, however few arrive at a time, and a run is
+    removed once all of it is confirmed.
+    """
     ledger = filled(*range(1, 2 * FULL + 2))
     assert len(ledger._runs) == 3
     ledger.ack(1, FULL)

@@ -1,6 +1,6 @@
 """Random walks of the ledger and of a slow, simple one, which must agree after each step.
 
-A walk has responses of any size, redeliveries, duplicates within a response, reused positions,
+A walk mixes responses of any size, redeliveries, duplicates within a response, reused positions,
 keepalives, acks and confirmations in any order, and new streams at any time. A failed walk prints
 its seed; the environment variable ``SFPUBSUB_WALK_SEED`` sets the first seed.
 """
@@ -89,7 +89,7 @@ class Walk:
         self.compare()
 
     def compare(self) -> None:
-        """Check that both ledgers agree, and that the tested one is small."""
+        """Check that both ledgers agree, and that the tested one stays small."""
         ledger, facts = self.ledger, self.plain.facts()
         assert {name: getattr(ledger, name) for name in facts} == facts
         order = self.chance.randrange(self.plain.orders + 2)
@@ -108,8 +108,9 @@ class Walk:
 
 @pytest.mark.parametrize("number", range(60))
 def test_ledger_agrees_with_a_simple_implementation(number: int) -> None:
-    """The ledger, which groups its entries in runs, returns the same as a simple one with an entry
-    per position, after each of 150 random steps."""
+    """The ledger, which groups its entries into runs, agrees with a simple one that keeps an entry
+    per position, after each of 150 random steps.
+    """
     walk = Walk(SEED + number)
     try:
         for _ in range(150):

@@ -1,4 +1,4 @@
-"""Tests of the decisions about failures: whether to retry, after which delay, and for how long."""
+"""Tests of failure handling: whether to retry, how long to wait first, and when to give up."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ BROKEN = StreamUnavailableError("connection reset")
 
 
 def retries(connection_timeout: float | None = None) -> Retries:
-    """Return the `Retries` of a subscription; the timeout is in seconds, None means no limit."""
+    """Return the `Retries` of a subscription; the timeout is in seconds, and None means no
+    limit.
+    """
     return Retries(NAME, TIMES, connection_timeout)
 
 
-def test_failures_in_a_row_increase_the_delay() -> None:
+def test_consecutive_failures_increase_the_delay() -> None:
     """Each further failure, of whatever kind, doubles the delay before the stream is reopened."""
     judge = retries()
 
@@ -79,9 +81,10 @@ def test_access_denied_after_a_response_is_temporary() -> None:
     assert str(judge.reason).startswith("forbidden; treated as temporary")
 
 
-def shut_out(judge: Retries, now: float, until: float) -> tuple[float, int]:
-    """Let the service reject renewed sessions until the time *until*, or until `Retries` gives up;
-    return the time of the last rejection and the number of renewals."""
+def reject_sessions(judge: Retries, now: float, until: float) -> tuple[float, int]:
+    """Reject every renewed session until the time *until*, or until `Retries` gives up; return the
+    time of the last rejection and the number of renewals.
+    """
     count = 0
     expired = failure(FailureKind.REAUTHENTICATE, SessionExpiredError("expired"))
     while now < until:
@@ -98,7 +101,7 @@ def test_rejected_sessions_are_fatal_after_their_time_limit() -> None:
     """Sessions rejected throughout `session_budget` end in a retryable error with the RPC id of the
     last rejection, after only a few sign-ins."""
     judge = retries()
-    now, count = shut_out(judge, 100.0, 100.0 + TIMES.session_budget)
+    now, count = reject_sessions(judge, 100.0, 100.0 + TIMES.session_budget)
     assert now >= 100.0 + TIMES.session_budget
     assert 5 < count < 20, "the delay between sign-ins grows"
 
@@ -141,8 +144,9 @@ def test_failing_sign_in_counts_towards_the_connection_timeout() -> None:
 
 
 def test_connection_timeout_starts_at_the_first_failure() -> None:
-    """Later failures do not extend the connection timeout, its error has the last failure's
-    message, and without a timeout there is no limit."""
+    """Later failures do not extend the connection timeout, whose error quotes the last failure's
+    message; without a timeout there is no limit.
+    """
     judge = retries(connection_timeout=30.0)
     assert judge.give_up_at is None
     judge.broken(BROKEN, 100.0, 0.5)

@@ -96,8 +96,9 @@ def test_unacked_redelivery_blocks_the_commit() -> None:
 
 
 def test_unanswered_commit_may_have_taken_effect() -> None:
-    """If the new stream begins right after an unanswered commit, the commit is confirmed, its
-    caller settled, and no gap reported."""
+    """If the new stream begins right after an unanswered commit, the commit counts as confirmed,
+    its caller's ticket is settled, and no gap is reported.
+    """
     script = acked(2)
     script.read(events(3))
     ticket, _ = script.commit()
@@ -112,8 +113,9 @@ def test_unanswered_commit_may_have_taken_effect() -> None:
 
 
 def test_timed_out_commit_may_have_taken_effect() -> None:
-    """If the new stream begins right after a commit that timed out, that commit is confirmed, and
-    no gap reported."""
+    """If the new stream begins right after a commit that timed out, that commit counts as
+    confirmed, and no gap is reported.
+    """
     script = acked(2)
     script.read(events(3, 4))
     script.ack(3)
@@ -127,8 +129,9 @@ def test_timed_out_commit_may_have_taken_effect() -> None:
 
 
 def test_newest_of_several_lost_commits_may_have_taken_effect() -> None:
-    """If the new stream begins right after the second of two unanswered commits, that one is
-    confirmed, and no gap reported."""
+    """If the new stream begins right after the second of two unanswered commits, that one counts as
+    confirmed, and no gap is reported.
+    """
     script = acked(2)
     script.read(events(3, 4))
     script.ack(3)
@@ -185,7 +188,7 @@ def test_messages_of_an_old_stream_are_ignored() -> None:
 
 
 def test_messages_of_an_ended_stream_are_ignored_while_waiting() -> None:
-    """A response or failure of an ended stream is ignored before the next one is opened too."""
+    """A response or failure of an ended stream is ignored even before the next stream is opened."""
     script = streaming()
     script.end(failure())
 
@@ -252,8 +255,7 @@ def test_rejected_sign_in_ends_the_subscription() -> None:
 
 
 def test_sign_in_result_after_the_end_is_ignored() -> None:
-    """The result of a sign-in that arrives after the end, be it a success or a failure, is
-    ignored."""
+    """A sign-in result that arrives after the end, whether success or failure, is ignored."""
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
     script._did(script.protocol.abort())
@@ -288,8 +290,9 @@ def test_healthy_idle_stream_restarts_the_connection_timeout(idle: float, is_ove
 
 
 def test_subscription_ends_at_the_connection_timeout() -> None:
-    """Failures in a row end the subscription at the connection timeout, not earlier, with the last
-    failure in the message."""
+    """Consecutive failures end the subscription at the connection timeout, not earlier, with an
+    error that quotes the last failure.
+    """
     script = streaming(connection_timeout=100.0)
     script.end(failure())
     while script.finish is None and script.now < 1099.0:
@@ -316,7 +319,7 @@ def test_held_slot_is_retried_beyond_the_connection_timeout() -> None:
 
 
 def test_second_start_raises() -> None:
-    """Starting a subscription twice, or after its end, raises an error."""
+    """Starting a subscription twice, or after it has ended, raises an error."""
     script = Script()
     script.start()
     with pytest.raises(LocalProtocolError):
@@ -328,7 +331,7 @@ def test_second_start_raises() -> None:
 
 
 def test_driver_crash_ends_the_subscription_once() -> None:
-    """A crash of the driver ends the subscription with its error; a second report does nothing."""
+    """A driver crash ends the subscription with that error; a second report is ignored."""
     script = streaming()
     error = ReplayIdRejectedError("any")
     script._did(script.protocol.crashed(error))
@@ -344,8 +347,8 @@ def test_early_timer_call_does_nothing() -> None:
     assert script.protocol.timer(script.now, 0.5) == []
 
 
-def test_commit_answer_on_the_next_stream_is_ignored() -> None:
-    """A commit answer counts only on the stream of its request."""
+def test_commit_response_on_the_next_stream_is_ignored() -> None:
+    """A response to a commit is accepted only on the stream that sent the request."""
     script = acked(2)
     script.reopen()
     script.respond(answer("1-2", replay_id=rid(2)))
@@ -367,7 +370,7 @@ def test_idle_stream_with_pings_ends_an_outage() -> None:
     assert script.finish is None
 
 
-def test_stream_that_fails_its_first_ping_ends_no_outage() -> None:
+def test_stream_that_fails_its_first_ping_does_not_end_the_outage() -> None:
     """A stream that fails after 61 s may have been dead from the start, because only an unanswered
     ping shows it, so the connection timeout continues."""
     script = streaming(connection_timeout=60.0)

@@ -1,4 +1,4 @@
-"""Fixtures: an org with records for all tests of reading, and readers."""
+"""Fixtures: an org whose records all the reading tests share, and readers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reader(org: EmulatorServer) -> OrgReader:
 
 @pytest.fixture
 def told() -> Iterator[Callable[[Callable[[Request], Reply]], tuple[Host, OrgReader]]]:
-    """Return a function that starts a host with given answers, and a reader with short delays."""
+    """Return a factory for a host that answers as given, and a reader of it with short delays."""
 
     with contextlib.ExitStack() as stack:
 

@@ -26,7 +26,7 @@ def emulator(run_emulator: Callable[..., Any]) -> Any:
 
 @pytest.fixture(params=FACES, ids=lambda face: face.name)
 def face(request: pytest.FixtureRequest) -> Iterator[Callable[..., SyncFace]]:
-    """Return a function that creates a client, by default open, until the end of the test."""
+    """Return a factory for clients, which are opened by default and stopped when the test ends."""
     with contextlib.ExitStack() as stack:
 
         def make(target: Any, *channels: str, is_open: bool = True, **arguments: Any) -> SyncFace:

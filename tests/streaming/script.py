@@ -131,7 +131,7 @@ class Script:
     def land(self, lane: Lane, outcome: Any) -> list[Command]:
         return self.tick(partial(self.protocol.landed, self.flying.pop(lane), outcome))
 
-    def well(self, lane: Lane, *others: Any, **more: Any) -> list[Command]:
+    def confirm(self, lane: Lane, *others: Any, **more: Any) -> list[Command]:
         """Confirm all messages of the request on a lane, after *others* in the same response."""
         replies = []
         for message in self.messages(lane):
@@ -141,7 +141,7 @@ class Script:
             replies.append(reply | more)
         return self.answer(lane, *others, *replies)
 
-    def no(self, lane: Lane, error: str = "", reconnect: str | None = None, reason: str = ""):
+    def refuse(self, lane: Lane, error: str = "", reconnect: str | None = None, reason: str = ""):
         """Refuse all messages of the request on a lane."""
         replies = []
         for message in self.messages(lane):
@@ -157,15 +157,15 @@ class Script:
     def connected(self, *names: str, start: int = -1) -> Script:
         """Open the client and subscribe to channels, with the server confirming everything."""
         self.open()
-        self.well(Lane.ASK)
-        self.well(Lane.POLL)
+        self.confirm(Lane.ASK)
+        self.confirm(Lane.POLL)
         for name in names:
             self.subscribe(name, start)
-            self.well(Lane.ASK)
+            self.confirm(Lane.ASK)
         return self
 
-    def land_cut(self) -> None:
-        """Let cancelled requests fail, like the driver."""
+    def fail_cancelled(self) -> None:
+        """Fail all cancelled requests, as the driver would."""
         for lane in [item for item in Lane if item in self.flying and self.was_cut(item)]:
             self.fail(lane)
 
@@ -174,11 +174,11 @@ class Script:
 
     def reconnect(self) -> None:
         """Let cancelled requests fail, wait for the next attempt, and confirm a new session."""
-        self.land_cut()
+        self.fail_cancelled()
         if Lane.ASK not in self.flying:
             self.wait()
-        self.well(Lane.ASK)
-        self.well(Lane.POLL)
+        self.confirm(Lane.ASK)
+        self.confirm(Lane.POLL)
 
     def wait(self, seconds: float | None = None) -> list[Command]:
         """Advance the time by *seconds*, or to the next deadline if None."""

@@ -1,6 +1,6 @@
-"""Tests of the synchronous and the asyncio client apart from reading events.
+"""Tests of the synchronous and asyncio clients, except for reading events.
 
-They cover arguments, lifecycle, settings, pushing, and that secrets are not shown.
+They cover arguments, lifecycle, settings, pushing, and keeping secrets hidden.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def org(emulator):
 def test_the_sync_and_the_asyncio_client_have_the_same_interface():
     """Both clients have the same members in the same order, with the same arguments and defaults.
 
-    Exactly the methods of the asyncio client that can wait are coroutines.
+    Of the asyncio client's methods, exactly those that may have to wait are coroutines.
     """
     assert [spelled(name, AsyncStreamingClient) for name in members(StreamingClient)] == members(
         AsyncStreamingClient
@@ -124,8 +124,8 @@ def test_invalid_arguments_are_rejected(emulator, arguments):
 
 
 def test_positions_of_the_pubsub_api_are_rejected():
-    """A position of ten bytes belongs to the Pub/Sub API and is rejected; eight bytes
-    are a number.
+    """A ten-byte position belongs to the Pub/Sub API and is rejected; an eight-byte one is
+    converted to a number.
     """
     eight, ten = ReplayId(bytes(7) + b"\x05"), ReplayId(bytes(9) + b"\x05")
     assert as_number(eight) == as_number(StartPosition.after(eight)) == 5
@@ -166,7 +166,7 @@ def test_methods_raise_unless_the_client_is_open(face, emulator):
 
 
 def test_a_with_block_closes_the_client_and_does_not_hide_errors(emulator):
-    """An error inside the `with` or `async with` block of a client is raised to the caller."""
+    """An error inside a client's `with` or `async with` block propagates to the caller."""
     with pytest.raises(KeyError), StreamingClient(session_of(emulator)) as client:
         raise KeyError
     assert client.closed
@@ -340,7 +340,7 @@ def test_a_slow_store_does_not_block_the_event_loop(emulator):
 
 
 def test_message_numbers_continue_after_a_reopen(face, emulator):
-    """The numbering of messages continues after a close and open.
+    """Message numbers continue after the client is closed and reopened.
 
     Acking an old message therefore does not keep newer positions from being stored.
     """
@@ -373,10 +373,10 @@ def test_an_event_without_an_id_does_not_stop_a_client_with_a_store(face, emulat
     assert replay == {TOPIC: found[0].to_bytes(8, "big")}
 
 
-def test_opening_fails_with_the_reason(face, emulator):
-    """open() raises an error that names the reason for which it failed.
+def test_open_reports_why_it_failed(face, emulator):
+    """open() raises an error that states why it failed.
 
-    The reasons are a wrong token, a refused connection, plain HTTP to a remote host, a failed
+    The causes are a wrong token, a refused connection, plain HTTP to a remote host, a failed
     sign-in and an HTTP error.
     """
     wrong = Session("wrong", emulator.instance_url, emulator.tenant_id)
@@ -420,7 +420,7 @@ def test_a_refused_channel_raises_the_matching_error(face, emulator):
 
 
 def test_a_failing_callback_does_not_hang_the_reader(face, emulator, caplog):
-    """If the application's on_gap callback raises, the reader gets an error and the client is
+    """If the application's on_gap callback raises, the reader receives an error and the client is
     closed.
     """
 
@@ -435,9 +435,9 @@ def test_a_failing_callback_does_not_hang_the_reader(face, emulator, caplog):
     assert "the streaming client failed" in caplog.text
 
 
-def test_channels_of_the_pubsub_api_are_pointed_out(face, emulator, caplog):
-    """Subscribing to a channel that the Pub/Sub API also carries logs a hint; other channels do
-    not.
+def test_subscribing_to_a_pubsub_api_channel_logs_a_hint(face, emulator, caplog):
+    """A hint is logged for a channel that the Pub/Sub API also carries, but not for other
+    channels.
     """
     caplog.set_level(logging.INFO, "sfpubsub.streaming")
     client = face(emulator, TOPIC)
@@ -465,8 +465,10 @@ def test_connection_events_are_logged_at_their_levels(face, emulator, caplog):
         assert found == {level}, text
 
 
-def test_the_token_is_in_no_log_or_error(face, emulator, caplog):
-    """The token is in no log line, error or repr, even if the server repeats it in an error."""
+def test_no_log_or_error_contains_the_token(face, emulator, caplog):
+    """The token appears in no log line, error or repr, even if the server repeats it in an
+    error.
+    """
     caplog.set_level(logging.DEBUG)
     client = face(emulator, TOPIC)
     echo = Fault(
@@ -480,7 +482,7 @@ def test_the_token_is_in_no_log_or_error(face, emulator, caplog):
     assert emulator.access_token not in shown + repr(client.client)
 
 
-def test_it_works_over_tls(face, run_emulator, tmp_path):
+def test_client_works_over_tls(face, run_emulator, tmp_path):
     """The client works over TLS if it is given the certificate authority, and fails without it."""
     emulator = run_emulator(tls=True)
     with pytest.raises(StreamUnavailableError, match="SFPUBSUB_CA_FILE"):
@@ -525,9 +527,9 @@ def test_from_env_reads_the_settings(emulator, monkeypatch):
 
 
 def test_pushing_to_a_generic_channel(face, emulator):
-    """A push to everybody returns -1, and a push to named users the number that it reached.
+    """A push to everyone returns -1; a push to named users returns how many it reached.
 
-    A missing channel and invalid arguments raise.
+    A missing channel or an invalid argument raises an error.
     """
     emulator.publish_streaming("/u/News", [{"payload": "first"}])
     client = face(emulator, "/u/News")
@@ -547,9 +549,9 @@ def test_pushing_to_a_generic_channel(face, emulator):
 
 
 def test_pushtopics_can_be_created_listed_shown_and_deleted(emulator):
-    """A PushTopic has the attributes it was created with until it is deleted.
+    """A PushTopic keeps the attributes it was created with until it is deleted.
 
-    Looking up an unknown or an invalid name raises an error.
+    Looking up an unknown or invalid name raises an error.
     """
     topics = PushTopics(org(emulator), "67.0")
     made = topics.create("Leads", "SELECT Id, Name FROM Lead", operations=["create", "delete"])
@@ -574,7 +576,9 @@ def test_a_malformed_query_response_is_an_error(answer):
 
 
 class MalformedOrg:
-    """An org whose query returns the given record, and whose POST returns the given answer."""
+    """An org that answers queries with the given record, and POST requests with the given
+    response.
+    """
 
     def __init__(self, row, posted=None):
         self.row, self.posted = row, posted

@@ -44,10 +44,10 @@ def test_a_python_example_runs(code, emulator, monkeypatch, tmp_path):
     assert all(value is not None for value in printed[0])
 
 
-def test_code_of_the_other_client_is_marked_as_not_run():
-    """Each aiosfstream block of the migration page is marked as not run.
+def test_aiosfstream_code_is_marked_as_not_run():
+    """Every aiosfstream block on the migration page is marked as not run.
 
-    No block of ours mentions aiosfstream.
+    None of our own blocks mentions aiosfstream.
     """
     text = PAGES[1].read_text()
     assert text.count("Before (not run):") == len(blocks(PAGES[1], "py")) == 3
@@ -57,7 +57,7 @@ def test_code_of_the_other_client_is_marked_as_not_run():
 
 
 def test_the_commands_parse():
-    """Every command in the streaming page exists and accepts its options."""
+    """Every command on the streaming page exists and accepts its options."""
     lines = [line for block in blocks(PAGES[0], "sh") for line in block.splitlines()]
     assert len(lines) == 5
     for line in lines:

@@ -76,10 +76,10 @@ def test_m03_a_rejected_position_on_resume_is_reported():
     """
     for fallback in (None, -2):
         script = Script(fallback=fallback).connected(TOPIC)
-        script.well(POLL, event(7))
-        script.no(POLL, UNKNOWN, "handshake")
+        script.confirm(POLL, event(7))
+        script.refuse(POLL, UNKNOWN, "handshake")
         script.reconnect()
-        script.no(ASK, INVALID)
+        script.refuse(ASK, INVALID)
         if fallback is None:
             assert type(script.errors[0]) is ReplayIdRejectedError
         else:
@@ -112,7 +112,7 @@ def test_m05_a_reconnect_does_not_replay_all_events_again():
     The peer replays all retained events at each reconnect.
     """
     script = Script().connected(TOPIC, start=-2)
-    script.well(POLL, event(1), event(2))
+    script.confirm(POLL, event(1), event(2))
     script.fail(POLL)
     script.reconnect()
     assert script.positions == {TOPIC: 2}
@@ -132,7 +132,7 @@ def test_m06_a_reconnect_without_a_known_id_reports_a_gap():
 def test_m07_the_advised_interval_is_in_milliseconds():
     """An advised interval of 3 means 3 ms; the peer waits 3 s."""
     script = Script().connected()
-    script.well(POLL, advice={"reconnect": "retry", "interval": 3})
+    script.confirm(POLL, advice={"reconnect": "retry", "interval": 3})
     assert script.protocol.deadline == pytest.approx(script.now + 0.003)
 
 
@@ -159,7 +159,7 @@ def test_m08_close_ends_a_waiting_iteration(kind, emulator, caplog):
 def test_m09_a_failed_sign_in_is_reported():
     """The reader gets the error of a failed sign-in; the peer reports only a timeout."""
     script = Script().connected(TOPIC)
-    script.no(POLL, "401::Authentication invalid", "none")
+    script.refuse(POLL, "401::Authentication invalid", "none")
     refused = AuthenticationError("invalid_grant: the user is locked out")
     script.fail(ASK, refused)
     assert script.errors == [refused]
@@ -171,8 +171,8 @@ def test_m10_new_advice_is_merged_with_earlier_advice():
     The peer forgets it.
     """
     script = Script().connected()
-    script.well(POLL, advice={"timeout": 110_000})
-    script.well(POLL, advice={"reconnect": "retry", "interval": 0})
+    script.confirm(POLL, advice={"timeout": 110_000})
+    script.confirm(POLL, advice={"reconnect": "retry", "interval": 0})
     assert script.flying[POLL].timeout == pytest.approx(132.0)
 
 
@@ -184,8 +184,8 @@ def test_m11_every_channel_has_its_own_fallback():
     script = Script(fallback=-2).connected()
     script.subscribe("/u/first", 7)
     script.subscribe(TOPIC, 7)
-    script.well(ASK)
-    script.no(ASK, INVALID)
+    script.confirm(ASK)
+    script.refuse(ASK, INVALID)
     assert script.positions == {TOPIC: -2}
 
 
@@ -226,7 +226,7 @@ def test_m14_opening_does_not_wait_for_a_whole_poll(run_emulator):
     """
     script = Script()
     script.open()
-    script.well(ASK)
+    script.confirm(ASK)
     assert script.sent[-1][0]["advice"] == {"timeout": 0}
     emulator = run_emulator(settings=Settings(streaming_timeout_s=110.0))
     begun = time.monotonic()
@@ -245,7 +245,7 @@ def test_m15_a_subscribe_that_times_out_raises_our_error():
     script.wait()
     script.fail(ASK, BROKEN) if ASK in script.flying else None
     while script.outcome(TOPIC) is None:
-        script.land_cut()
+        script.fail_cancelled()
         script.wait()
     assert type(script.outcome(TOPIC)) is StreamUnavailableError
     json.dumps(str(script.outcome(TOPIC)))

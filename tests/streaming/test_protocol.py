@@ -45,11 +45,11 @@ def test_opening_does_a_handshake_and_a_first_connect():
     assert handshake["supportedConnectionTypes"] == ["long-polling"]
     assert handshake["ext"] == {"replay": True}
     assert "clientId" not in handshake
-    script.well(ASK)
+    script.confirm(ASK)
     (connect,) = script.sent[-1]
     assert (connect["clientId"], connect["advice"]) == (CLIENT, {"timeout": 0})
     assert script.outcome("open") is None
-    script.well(POLL)
+    script.confirm(POLL)
     assert script.outcome("open") == "done"
     (connect,) = script.sent[-1]
     assert "advice" not in connect
@@ -59,13 +59,13 @@ def test_opening_does_a_handshake_and_a_first_connect():
     ("speak", "kind"),
     [
         (lambda s: s.fail(ASK), StreamUnavailableError),
-        (lambda s: s.no(ASK, "403::Handshake denied", "none"), PermissionDeniedError),
+        (lambda s: s.refuse(ASK, "403::Handshake denied", "none"), PermissionDeniedError),
         (
-            lambda s: s.no(ASK, "403::Handshake denied", "none", "503::Server is too busy"),
+            lambda s: s.refuse(ASK, "403::Handshake denied", "none", "503::Server is too busy"),
             StreamUnavailableError,
         ),
         (
-            lambda s: s.no(
+            lambda s: s.refuse(
                 ASK,
                 "403::Handshake denied",
                 "none",
@@ -73,11 +73,11 @@ def test_opening_does_a_handshake_and_a_first_connect():
             ),
             QuotaExceededError,
         ),
-        (lambda s: s.well(ASK, clientId=5), RemoteProtocolError),
+        (lambda s: s.confirm(ASK, clientId=5), RemoteProtocolError),
         (lambda s: s.answer(ASK), RemoteProtocolError),
         (lambda s: s.answer(ASK, "x"), RemoteProtocolError),
         (lambda s: s.answer(ASK, {"channel": 5}), RemoteProtocolError),
-        (lambda s: (s.well(ASK), s.no(POLL, "500::x", "retry")), StreamError),
+        (lambda s: (s.confirm(ASK), s.refuse(POLL, "500::x", "retry")), StreamError),
         (lambda s: s.wait(), StreamUnavailableError),
         (lambda s: s.close(), LocalProtocolError),
     ],
@@ -98,9 +98,9 @@ def test_opening_renews_a_token_that_has_expired_once():
     """
     script = Script()
     script.open()
-    script.no(ASK, "403::Handshake denied", "none", "401::Authentication invalid")
+    script.refuse(ASK, "403::Handshake denied", "none", "401::Authentication invalid")
     assert script.renewals == 1
-    script.no(ASK, "403::Handshake denied", "none", "401::Authentication invalid")
+    script.refuse(ASK, "403::Handshake denied", "none", "401::Authentication invalid")
     assert script.renewals == 1
     assert type(script.outcome("open")) is AuthenticationError
 
@@ -114,13 +114,13 @@ def test_the_advised_times_are_respected():
     """
     script = Script()
     script.open()
-    script.well(ASK)
-    script.well(POLL, advice={"reconnect": "retry", "interval": 250, "timeout": 110_000})
+    script.confirm(ASK)
+    script.confirm(POLL, advice={"reconnect": "retry", "interval": 250, "timeout": 110_000})
     assert POLL not in script.flying
     assert script.protocol.deadline == pytest.approx(100.25)
     script.wait()
     assert script.flying[POLL].timeout == pytest.approx(132.0)
-    script.well(POLL, advice={"reconnect": "retry", "interval": 0})
+    script.confirm(POLL, advice={"reconnect": "retry", "interval": 0})
     assert script.flying[POLL].timeout == pytest.approx(132.0)
 
 
@@ -132,7 +132,7 @@ def test_there_is_never_more_than_one_connect_in_flight():
     script = Script().connected(TOPIC)
     script.wait(1.0)
     script.unsubscribe()
-    script.well(ASK)
+    script.confirm(ASK)
     script.fail(POLL)
     script.reconnect()
     assert POLL in script.flying
@@ -144,16 +144,16 @@ def test_multiple_clients_advice_suspends_long_polling(caplog):
     """
     script = Script().connected()
     for _ in range(2):
-        script.well(POLL, advice={"multiple-clients": True, "interval": 0})
+        script.confirm(POLL, advice={"multiple-clients": True, "interval": 0})
         script.wait() if POLL not in script.flying else None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    script.well(POLL)
+    script.confirm(POLL)
     assert POLL not in script.flying
     before = script.now
     script.wait()
     assert script.now == pytest.approx(before + 1.0)
     assert script.sent[-1][0]["advice"] == {"timeout": 0}
-    script.well(POLL, advice={"reconnect": "retry", "interval": 0, "timeout": 110_000})
+    script.confirm(POLL, advice={"reconnect": "retry", "interval": 0, "timeout": 110_000})
     assert "advice" not in script.sent[-1][0], "the advice no longer mentions multiple clients"
 
 
@@ -182,7 +182,7 @@ def test_an_event_without_a_replay_id_is_delivered(wrong):
     """
     script = Script().connected(TOPIC)
     bare = {"channel": TOPIC, "data": "text"}
-    script.well(POLL, event(4), event(wrong), bare, event(5, "/topic/Other"))
+    script.confirm(POLL, event(4), event(wrong), bare, event(5, "/topic/Other"))
     assert script.ids == [4, None, None, 5]
     script.fail(POLL)
     script.reconnect()
@@ -192,7 +192,7 @@ def test_an_event_without_a_replay_id_is_delivered(wrong):
 def test_an_event_with_an_empty_channel_name_is_delivered():
     """An event whose channel name is empty is delivered like any other."""
     script = Script().connected(TOPIC)
-    script.well(POLL, event(4, ""), event(5))
+    script.confirm(POLL, event(4, ""), event(5))
     assert script.ids == [4, 5]
 
 
@@ -205,7 +205,7 @@ def test_replies_that_match_no_request_are_ignored():
         {"channel": "/meta/subscribe", "id": connect["id"], "successful": False},
         {"channel": "/meta/connect", "id": "999", "successful": False},
     ]
-    script.well(POLL, *strangers)
+    script.confirm(POLL, *strangers)
     assert not script.protocol.over
     assert script.messages(POLL) != [connect]
 
@@ -222,9 +222,9 @@ def test_a_filter_is_part_of_the_subscription_but_not_of_the_position():
     (message,) = script.sent[-1]
     assert message["subscription"] == f"{TOPIC}?Name='a'"
     assert message["ext"] == {"replay": {TOPIC: 7}}
-    script.well(ASK)
+    script.confirm(ASK)
     assert script.outcome(f"{TOPIC}?Name='a'") == "done"
-    script.well(POLL, event(8, f"{TOPIC}?Name='a'"), event(9))
+    script.confirm(POLL, event(8, f"{TOPIC}?Name='a'"), event(9))
     assert {item.subscription for item in script.queued} == {f"{TOPIC}?Name='a'"}
 
 
@@ -261,7 +261,7 @@ def test_a_channel_is_subscribed_once():
         script.subscribe(OTHER, waiter="twice")
 
 
-def test_channels_of_the_pubsub_api_are_pointed_out(caplog):
+def test_subscribing_to_a_pubsub_api_channel_logs_a_hint(caplog):
     """Subscribing to a channel that the Pub/Sub API also carries logs a hint; other channels do
     not.
     """
@@ -283,7 +283,7 @@ def test_subscribes_are_split_into_requests_below_the_size_limit():
     for name in names:
         script.subscribe(name)
     for _ in range(5):
-        script.well(ASK)
+        script.confirm(ASK)
     assert all(script.outcome(name) == "done" for name in names)
     with pytest.raises(LocalProtocolError, match="too long"):
         script.subscribe(f"/u/long?{'x' * 33_000}")
@@ -296,10 +296,10 @@ def test_events_that_overtake_a_subscribe_reply_wait_for_it():
     """
     script = Script().connected()
     script.subscribe(TOPIC, -2)
-    script.well(POLL, event(3), event(4))
+    script.confirm(POLL, event(3), event(4))
     assert script.ids == []
     assert POLL not in script.flying, "events that wait outside the queue are not bounded"
-    script.well(ASK, event(1), event(2))
+    script.confirm(ASK, event(1), event(2))
     assert script.ids == [1, 2, 3, 4]
     assert POLL in script.flying
 
@@ -311,12 +311,12 @@ def test_events_that_overtook_a_lost_subscribe_reply_are_replayed():
     """
     script = Script().connected()
     script.subscribe(TOPIC, -2)
-    script.well(POLL, event(3))
+    script.confirm(POLL, event(3))
     script.fail(ASK)
     script.reconnect()
     assert script.positions == {TOPIC: -2}
     assert script.ids == []
-    script.well(ASK, event(1), event(3))
+    script.confirm(ASK, event(1), event(3))
     assert script.ids == [1, 3]
 
 
@@ -326,10 +326,10 @@ def test_polling_continues_after_an_abandoned_subscribe_is_refused():
     """
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
-    script.well(POLL, event(3, OTHER))
+    script.confirm(POLL, event(3, OTHER))
     assert POLL not in script.flying
     script.tick(lambda: script.protocol.abandon(script.calls[OTHER]))
-    script.no(ASK, "403::Restricted channel")
+    script.refuse(ASK, "403::Restricted channel")
     assert POLL in script.flying
     assert script.ids == []
 
@@ -349,7 +349,7 @@ def test_a_refused_subscribe_raises_in_its_caller(error, kind):
     """
     script = Script().connected()
     script.subscribe(TOPIC, 7)
-    script.no(ASK, error)
+    script.refuse(ASK, error)
     assert type(script.outcome(TOPIC)) is kind
     assert script.renewals == 0
     assert script.errors == []
@@ -369,14 +369,14 @@ def test_an_unsubscribe_waits_for_the_servers_reply():
     script.unsubscribe()
     with pytest.raises(LocalProtocolError, match="wait"):
         script.unsubscribe(TOPIC, "twice")
-    script.well(ASK)
+    script.confirm(ASK)
     assert script.outcome("left") == "done"
     script.unsubscribe(TOPIC, "none")
     assert script.outcome("none") == "done"
     script.subscribe(TOPIC, waiter="back")
-    script.well(ASK)
+    script.confirm(ASK)
     script.unsubscribe(TOPIC, "refused")
-    script.no(ASK, "500::no")
+    script.refuse(ASK, "500::no")
     assert type(script.outcome("refused")) is StreamError
     assert script.protocol.channels.names == {TOPIC}
 
@@ -386,8 +386,8 @@ def test_an_event_that_arrives_after_an_unsubscribe_is_delivered():
     name = f"{TOPIC}?Name='a'"
     script = Script().connected(name)
     script.unsubscribe(name)
-    script.well(ASK)
-    script.well(POLL, event(5))
+    script.confirm(ASK)
+    script.confirm(POLL, event(5))
     assert [(item.replay_id, item.subscription) for item in script.queued] == [(5, name)]
     assert POLL in script.flying
 
@@ -424,18 +424,18 @@ def test_unsubscribing_while_the_resubscribe_is_in_flight(answer):
     If it succeeds, an unsubscribe is sent after it.
     """
     script = Script().connected(TOPIC)
-    script.well(POLL, event(5))
+    script.confirm(POLL, event(5))
     script.fail(POLL)
     script.reconnect()
     script.unsubscribe()
     assert script.outcome("left") is None
     if answer == "yes":
-        script.well(ASK)
+        script.confirm(ASK)
         assert channels_of_last_request(script) == ["/meta/unsubscribe"]
         assert script.outcome("left") is None
-        script.well(ASK)
+        script.confirm(ASK)
     elif answer == "no":
-        script.no(ASK, "403::Restricted channel")
+        script.refuse(ASK, "403::Restricted channel")
     else:
         script.fail(ASK)
     assert script.outcome("left") == "done"
@@ -448,29 +448,29 @@ def test_a_subscribe_confirmed_after_its_timeout_is_unsubscribed():
     unsubscribed.
     """
     script = Script(connection_timeout=5.0).connected(TOPIC)
-    script.no(POLL, "500::oops", "retry")
+    script.refuse(POLL, "500::oops", "retry")
     script.subscribe(OTHER)
     script.now += 5.0
     script.wait(0.0)
     assert type(script.outcome(OTHER)) is StreamUnavailableError
-    script.well(ASK)
+    script.confirm(ASK)
     assert channels_of_last_request(script) == ["/meta/unsubscribe"]
-    script.well(ASK)
+    script.confirm(ASK)
     assert script.protocol.channels.names == {TOPIC}
 
 
 def test_a_subscribe_can_be_retried_after_its_timeout():
     """Once the first subscribe has been answered, the retry is sent with its own start position."""
     script = Script(connection_timeout=5.0).connected(TOPIC)
-    script.no(POLL, "500::oops", "retry")
+    script.refuse(POLL, "500::oops", "retry")
     script.subscribe(OTHER)
     script.now += 5.0
     script.wait(0.0)
     script.subscribe(OTHER, 7, waiter="again")
-    script.well(ASK)
+    script.confirm(ASK)
     assert script.outcome("again") is None
     assert script.positions == {OTHER: 7}
-    script.well(ASK)
+    script.confirm(ASK)
     assert script.outcome("again") == "done"
 
 
@@ -480,12 +480,12 @@ def test_requests_of_an_interrupted_caller_are_undone():
     script.subscribe(OTHER, waiter="other")
     script.tick(lambda: script.protocol.abandon(script.calls["other"]))
     assert script.protocol.channels.names == {TOPIC}
-    script.well(ASK)
+    script.confirm(ASK)
     assert channels_of_last_request(script) == ["/meta/unsubscribe"]
-    script.well(ASK)
+    script.confirm(ASK)
     script.unsubscribe(TOPIC)
     script.tick(lambda: script.protocol.abandon(script.calls["left"]))
-    script.well(ASK)
+    script.confirm(ASK)
     assert script.protocol.channels.names == set()
     opening = Script()
     opening.open()
@@ -503,15 +503,15 @@ def test_a_resubscribed_channel_resumes_if_its_position_is_stored(name, resumes,
     With a fixed start or another filter, it starts at the requested position.
     """
     script = Script().connected(TOPIC, start=-2)
-    script.well(POLL, event(5))
+    script.confirm(POLL, event(5))
     script.unsubscribe()
-    script.well(POLL, event(6))
-    script.well(ASK)
+    script.confirm(POLL, event(6))
+    script.confirm(ASK)
     call = script.call("back")
     script.protocol.channels.subscribe(name, -2, call, rewind=False, resumes=resumes)
     script.tick()
     assert script.positions == {TOPIC: position}
-    script.well(ASK)
+    script.confirm(ASK)
     assert script.protocol.channels.names == {name}
 
 
@@ -524,8 +524,8 @@ def test_a_channel_resumes_after_its_last_queued_event():
     A channel without events restarts at its first start position.
     """
     script = Script().connected(TOPIC, OTHER, start=-2)
-    script.well(POLL, event(103), event(105))
-    script.no(POLL, UNKNOWN, "handshake")
+    script.confirm(POLL, event(103), event(105))
+    script.refuse(POLL, UNKNOWN, "handshake")
     script.reconnect()
     assert script.positions == {TOPIC: 105, OTHER: -2}
     assert script.gaps == []
@@ -538,8 +538,8 @@ def test_a_reconnect_before_the_first_event_reports_a_gap():
     script.fail(POLL)
     script.reconnect()
     assert script.gaps == [("unanchored", TOPIC)]
-    script.well(ASK)
-    script.well(POLL, event(5))
+    script.confirm(ASK)
+    script.confirm(POLL, event(5))
     script.fail(POLL)
     script.reconnect()
     assert script.gaps == [("unanchored", TOPIC)]
@@ -549,12 +549,12 @@ def test_a_reconnect_before_the_first_event_reports_a_gap():
 def test_a_reconnect_without_replay_reports_a_gap():
     """If the server's handshake does not offer replay, a Gap is reported despite a known id."""
     script = Script().connected(TOPIC)
-    script.well(POLL, event(5))
+    script.confirm(POLL, event(5))
     script.fail(POLL)
-    script.land_cut()
+    script.fail_cancelled()
     script.wait()
-    script.well(ASK, ext={})
-    script.well(POLL)
+    script.confirm(ASK, ext={})
+    script.confirm(POLL)
     assert script.gaps == [("unanchored", TOPIC)]
 
 
@@ -566,7 +566,7 @@ def test_a_subscribe_that_was_never_answered_reports_no_gap():
     script.subscribe(TOPIC)
     script.fail(ASK)
     script.reconnect()
-    script.well(ASK)
+    script.confirm(ASK)
     assert script.outcome(TOPIC) == "done"
     assert script.gaps == []
 
@@ -579,15 +579,15 @@ def test_the_fallback_is_used_at_every_subscribe():
     script = Script(fallback=-2).connected()
     script.subscribe(TOPIC, 7)
     script.subscribe(OTHER, 9)
-    script.no(ASK, INVALID)
+    script.refuse(ASK, INVALID)
     assert script.positions == {OTHER: 9, TOPIC: -2}
-    script.well(ASK)
+    script.confirm(ASK)
     assert script.outcome(TOPIC) == script.outcome(OTHER) == "done"
     assert script.gaps == [("rejected", TOPIC)]
-    script.well(POLL, event(20), event(21, OTHER))
-    script.no(POLL, UNKNOWN, "handshake")
+    script.confirm(POLL, event(20), event(21, OTHER))
+    script.refuse(POLL, UNKNOWN, "handshake")
     script.reconnect()
-    script.no(ASK, INVALID)
+    script.refuse(ASK, INVALID)
     assert script.positions == {TOPIC: -2, OTHER: -2}
     assert script.gaps == [("rejected", TOPIC), ("rejected", TOPIC), ("rejected", OTHER)]
     assert script.errors == []
@@ -597,8 +597,8 @@ def test_a_refused_fallback_is_an_error():
     """If the server rejects the fallback too, the subscribe raises ReplayIdRejectedError."""
     script = Script(fallback=-2).connected()
     script.subscribe(TOPIC, 7)
-    script.no(ASK, INVALID)
-    script.no(ASK, INVALID)
+    script.refuse(ASK, INVALID)
+    script.refuse(ASK, INVALID)
     assert type(script.outcome(TOPIC)) is ReplayIdRejectedError
 
 
@@ -608,8 +608,8 @@ def test_a_rejected_position_without_a_fallback_is_reported():
     The other channels continue.
     """
     script = Script().connected(TOPIC, OTHER)
-    script.well(POLL, event(5), event(6, OTHER))
-    script.no(POLL, UNKNOWN, "handshake")
+    script.confirm(POLL, event(5), event(6, OTHER))
+    script.refuse(POLL, UNKNOWN, "handshake")
     script.reconnect()
     first, second = script.messages(ASK)
     yes = {"channel": "/meta/subscribe", "id": second["id"], "successful": True}
@@ -633,9 +633,9 @@ def test_a_rejected_position_without_a_fallback_is_reported():
         lambda s: s.wait(),
         lambda s: (s.unsubscribe(OTHER), s.fail(ASK)),
         lambda s: (s.unsubscribe(OTHER), s.answer(ASK)),
-        lambda s: s.well(POLL, {"channel": "/meta/disconnect"}),
-        lambda s: s.well(POLL, {"channel": "/meta/disconnect"}, advice={"reconnect": "none"}),
-        lambda s: s.well(POLL, advice={"reconnect": "handshake"}),
+        lambda s: s.confirm(POLL, {"channel": "/meta/disconnect"}),
+        lambda s: s.confirm(POLL, {"channel": "/meta/disconnect"}, advice={"reconnect": "none"}),
+        lambda s: s.confirm(POLL, advice={"reconnect": "handshake"}),
     ],
     ids=["broken", "empty", "nonsense", "late", "ask", "unanswered", "goodbye", "end", "advice"],
 )
@@ -645,7 +645,7 @@ def test_a_session_that_may_have_lost_a_response_is_replaced(speak):
     The token is not renewed, and no error is reported.
     """
     script = Script().connected(TOPIC, OTHER)
-    script.well(POLL, event(5), event(6, OTHER))
+    script.confirm(POLL, event(5), event(6, OTHER))
     speak(script)
     script.reconnect()
     assert script.positions[TOPIC] == 5
@@ -656,7 +656,7 @@ def test_a_session_that_may_have_lost_a_response_is_replaced(speak):
     assert script.errors == []
 
 
-@pytest.mark.parametrize("speak", [lambda s: s.answer(ASK), lambda s: s.no(ASK, UNKNOWN)])
+@pytest.mark.parametrize("speak", [lambda s: s.answer(ASK), lambda s: s.refuse(ASK, UNKNOWN)])
 def test_a_failed_request_of_many_messages_counts_as_one_failure(speak):
     """A request that resubscribes two channels counts as one failure, so the delay is
     doubled once.
@@ -683,8 +683,8 @@ def test_a_held_connect_is_cancelled_before_a_new_session():
     assert ASK not in script.flying
     script.answer(POLL, event(8))
     assert script.ids == [8]
-    script.well(ASK)
-    script.well(POLL)
+    script.confirm(ASK)
+    script.confirm(POLL)
     assert script.positions == {TOPIC: 8, OTHER: -1}
 
 
@@ -703,11 +703,11 @@ def test_events_before_a_lost_subscribe_reply_do_not_move_the_position(late):
         script.answer(POLL, event(3))
         script.fail(ASK)
         script.wait()
-    script.well(ASK)
-    script.well(POLL)
+    script.confirm(ASK)
+    script.confirm(POLL)
     assert script.ids == []
     assert script.positions == {TOPIC: -2}
-    script.well(ASK, event(1), event(3))
+    script.confirm(ASK, event(1), event(3))
     assert script.ids == [1, 3]
 
 
@@ -735,7 +735,7 @@ def test_a_sign_in_may_take_longer_than_a_request():
 def test_a_slow_token_renewal_is_reported_as_an_outage():
     """A token renewal that takes longer than connection_timeout is reported to the application."""
     script = Script(connection_timeout=10.0).connected(TOPIC)
-    script.no(POLL, "401::Authentication invalid", "none")
+    script.refuse(POLL, "401::Authentication invalid", "none")
     script.wait(10.0)
     assert [type(error) for error in script.errors] == [StreamUnavailableError]
 
@@ -757,9 +757,9 @@ def test_the_retry_delay_doubles_and_is_half_random():
         delays.append(round(script.protocol.deadline - script.now, 3))
     assert delays == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
     script.wait()
-    script.well(ASK)
-    script.well(POLL)
-    script.well(ASK)
+    script.confirm(ASK)
+    script.confirm(POLL)
+    script.confirm(ASK)
     script.fail(POLL)
     assert script.protocol.deadline == pytest.approx(script.now + 1.0)
 
@@ -771,10 +771,10 @@ def test_an_unknown_client_does_not_cause_a_handshake_loop():
     """
     script = Script().connected(TOPIC)
     script.now += 1.0
-    script.no(POLL, UNKNOWN, "handshake")
+    script.refuse(POLL, UNKNOWN, "handshake")
     assert ASK in script.flying
-    script.well(ASK)
-    script.no(POLL, UNKNOWN, "handshake")
+    script.confirm(ASK)
+    script.refuse(POLL, UNKNOWN, "handshake")
     assert not script.flying
     assert script.protocol.deadline == pytest.approx(script.now + 1.0)
 
@@ -782,9 +782,9 @@ def test_an_unknown_client_does_not_cause_a_handshake_loop():
 @pytest.mark.parametrize(
     "speak",
     [
-        lambda s: s.well(POLL, {"channel": "/meta/disconnect"}),
-        lambda s: s.well(POLL, advice={"reconnect": "handshake"}),
-        lambda s: s.no(POLL, UNKNOWN, "handshake"),
+        lambda s: s.confirm(POLL, {"channel": "/meta/disconnect"}),
+        lambda s: s.confirm(POLL, advice={"reconnect": "handshake"}),
+        lambda s: s.refuse(POLL, UNKNOWN, "handshake"),
     ],
     ids=["goodbye", "advice", "unknown"],
 )
@@ -797,7 +797,7 @@ def test_sessions_that_end_at_once_are_replaced_slowly(speak):
         begun = script.now
         speak(script)
         script.reconnect()
-        script.well(ASK)
+        script.confirm(ASK)
         assert script.now >= begun + 0.5
     script.now += 1.0
     speak(script)
@@ -807,18 +807,18 @@ def test_sessions_that_end_at_once_are_replaced_slowly(speak):
 def test_retry_advice_repeats_the_connect_in_the_same_session():
     """If the server advises "retry", the connect is repeated in the same session after a delay."""
     script = Script().connected(TOPIC)
-    script.no(POLL, "500::oops", "retry")
+    script.refuse(POLL, "500::oops", "retry")
     assert POLL not in script.flying
     script.wait()
     assert script.sent[-1][0]["channel"] == "/meta/connect"
-    script.well(POLL)
+    script.confirm(POLL)
     assert script.protocol.deadline == script.now + Pace().held * Pace().held_factor
 
 
 def test_a_busy_server_is_retried_after_the_busy_delay():
     """Even if the error is a 401, the token is not renewed."""
     script = Script(connection_timeout=None).connected(TOPIC)
-    script.no(POLL, "401::Authentication invalid", "none", "503::Server is too busy")
+    script.refuse(POLL, "401::Authentication invalid", "none", "503::Server is too busy")
     assert script.renewals == 0
     assert script.protocol.deadline == pytest.approx(script.now + Pace().busy)
 
@@ -833,18 +833,18 @@ def test_a_handshake_denied_by_a_limit_is_retried():
     script.fail(POLL)
     script.wait()
     limit = "403::Organization concurrent user limit exceeded"
-    script.no(ASK, "403::Handshake denied", "none", limit)
+    script.refuse(ASK, "403::Handshake denied", "none", limit)
     assert script.protocol.deadline == pytest.approx(script.now + Pace().busy)
     while not script.errors:
         script.wait()
         if ASK in script.flying:
-            script.no(ASK, "403::Handshake denied", "none", limit)
+            script.refuse(ASK, "403::Handshake denied", "none", limit)
     (error,) = script.errors
     assert type(error) is StreamUnavailableError
     assert type(error.__cause__) is QuotaExceededError
     assert script.renewals == 0
     script.reconnect()
-    script.well(ASK)
+    script.confirm(ASK)
     assert script.protocol.channels.names == {TOPIC}
 
 
@@ -853,14 +853,14 @@ def test_a_revoked_token_is_renewed_once():
     is an error.
     """
     script = Script().connected(TOPIC)
-    script.well(POLL, event(5))
-    script.no(POLL, "401::Authentication invalid", "none")
+    script.confirm(POLL, event(5))
+    script.refuse(POLL, "401::Authentication invalid", "none")
     assert script.renewals == 1
-    script.well(ASK)
-    script.well(POLL)
+    script.confirm(ASK)
+    script.confirm(POLL)
     assert script.positions == {TOPIC: 5}
-    script.well(ASK)
-    script.no(POLL, "401::Authentication invalid", "none")
+    script.confirm(ASK)
+    script.refuse(POLL, "401::Authentication invalid", "none")
     assert script.renewals == 1
     (error,) = script.errors
     assert type(error) is AuthenticationError
@@ -874,13 +874,13 @@ def test_a_token_that_worked_is_renewed_again(use):
     """
     script = Script(connection_timeout=None).connected(TOPIC)
     for number in (1, 2):
-        script.no(POLL, "401::Authentication invalid", "none")
+        script.refuse(POLL, "401::Authentication invalid", "none")
         assert script.renewals == number
-        script.well(ASK)
-        script.well(POLL)
-        script.well(ASK)
+        script.confirm(ASK)
+        script.confirm(POLL)
+        script.confirm(ASK)
         if use == "poll":
-            script.well(POLL)
+            script.confirm(POLL)
         else:
             script.now += 61.0
 
@@ -889,20 +889,20 @@ def test_a_subscribe_refused_for_its_token_renews_the_token():
     """A subscribe refused because of the token is repeated with a new token and its position."""
     script = Script().connected()
     script.subscribe(TOPIC, 7)
-    script.no(ASK, "401::Authentication invalid")
-    script.land_cut()
+    script.refuse(ASK, "401::Authentication invalid")
+    script.fail_cancelled()
     assert script.renewals == 1
-    script.well(ASK)
-    script.well(POLL)
+    script.confirm(ASK)
+    script.confirm(POLL)
     assert script.positions == {TOPIC: 7}
-    script.well(ASK)
+    script.confirm(ASK)
     assert script.outcome(TOPIC) == "done"
 
 
 def test_a_failed_sign_in_is_reported():
     """A permanent sign-in failure reports its own error; a temporary one is retried."""
     script = Script(connection_timeout=None).connected(TOPIC)
-    script.no(POLL, "401::Authentication invalid", "none")
+    script.refuse(POLL, "401::Authentication invalid", "none")
     script.fail(ASK, StreamUnavailableError("the login host is down"))
     assert script.errors == []
     script.wait()
@@ -919,8 +919,8 @@ def test_advice_not_to_reconnect_is_reported():
     This applies to a refused and to a successful connect.
     """
     for speak in (
-        lambda s: s.no(POLL, "403::Organization says no", "none"),
-        lambda s: s.well(POLL, advice={"reconnect": "none"}),
+        lambda s: s.refuse(POLL, "403::Organization says no", "none"),
+        lambda s: s.confirm(POLL, advice={"reconnect": "none"}),
     ):
         script = Script().connected(TOPIC)
         speak(script)
@@ -946,7 +946,7 @@ def test_an_outage_is_reported_after_each_connection_timeout():
     reconnect.
     """
     script = Script(connection_timeout=10.0).connected(TOPIC)
-    script.well(POLL, event(5))
+    script.confirm(POLL, event(5))
     begun = script.now
     script.fail(POLL)
     told = []
@@ -961,7 +961,7 @@ def test_an_outage_is_reported_after_each_connection_timeout():
     assert all(type(error) is StreamUnavailableError for error in script.errors)
     assert script.errors[0].__cause__ is BROKEN
     script.reconnect()
-    script.well(ASK)
+    script.confirm(ASK)
     script.wait(100.0)
     assert len(script.errors) == 3
 
@@ -976,10 +976,10 @@ def test_an_outage_lasts_until_all_channels_are_subscribed_again():
             script.wait()
         elif "subscription" in script.messages(ASK)[0]:
             script.fail(ASK)
-            script.land_cut()
+            script.fail_cancelled()
         else:
-            script.well(ASK)
-            script.well(POLL)
+            script.confirm(ASK)
+            script.confirm(POLL)
     assert script.now == pytest.approx(begun + 10.0)
 
 
@@ -1012,7 +1012,7 @@ def test_a_subscribe_times_out():
     script = Script(connection_timeout=1.5).connected()
     script.subscribe(TOPIC)
     script.fail(ASK)
-    script.land_cut()
+    script.fail_cancelled()
     while script.outcome(TOPIC) is None:
         script.wait()
         if ASK in script.flying:
@@ -1030,7 +1030,7 @@ def test_polling_pauses_while_the_queue_is_full():
     With a limit of 5, polling resumes when 4 events are left.
     """
     script = Script(max_pending_count=5).connected(TOPIC)
-    script.well(POLL, *map(event, range(6)))
+    script.confirm(POLL, *map(event, range(6)))
     assert POLL not in script.flying
     assert script.protocol.deadline == math.inf
     script.read(1)
@@ -1044,10 +1044,10 @@ def test_a_session_that_expired_during_a_pause_is_replaced():
     event.
     """
     script = Script(max_pending_count=1).connected(TOPIC)
-    script.well(POLL, event(1), event(2))
+    script.confirm(POLL, event(1), event(2))
     script.now += 3600.0
     script.read(2)
-    script.no(POLL, UNKNOWN, "handshake")
+    script.refuse(POLL, UNKNOWN, "handshake")
     script.reconnect()
     assert script.positions == {TOPIC: 2}
 
@@ -1055,10 +1055,10 @@ def test_a_session_that_expired_during_a_pause_is_replaced():
 def test_a_channel_without_events_reports_a_gap_after_a_pause():
     """If the session expires while the queue is full, a channel without events reports a Gap."""
     script = Script(max_pending_count=1).connected(TOPIC, OTHER)
-    script.well(POLL, event(1))
+    script.confirm(POLL, event(1))
     script.now += 3600.0
     script.read()
-    script.no(POLL, UNKNOWN, "handshake")
+    script.refuse(POLL, UNKNOWN, "handshake")
     script.reconnect()
     assert script.positions == {TOPIC: 1, OTHER: -1}
     assert script.gaps == [("unanchored", OTHER)]
@@ -1068,7 +1068,7 @@ def test_a_channel_without_events_reports_a_gap_after_a_pause():
 def test_the_queue_can_be_unbounded(most):
     """With a max_pending_count of 0 or less, polling continues however many events are queued."""
     script = Script(max_pending_count=most).connected(TOPIC)
-    script.well(POLL, *map(event, range(10_000)))
+    script.confirm(POLL, *map(event, range(10_000)))
     assert POLL in script.flying
 
 
@@ -1119,7 +1119,7 @@ def test_closing_cancels_a_subscribe_in_flight():
 def test_events_fetched_before_the_close_are_kept():
     """Events that were queued before the close can still be read."""
     script = Script().connected(TOPIC)
-    script.well(POLL, event(5))
+    script.confirm(POLL, event(5))
     script.close()
     assert script.ids == [5]
 
@@ -1190,13 +1190,13 @@ def walk(chance: random.Random) -> None:
                 script.fail(lane)
                 position = None
             elif luck < 0.15:
-                script.no(lane, UNKNOWN, "handshake")
+                script.refuse(lane, UNKNOWN, "handshake")
                 position = None if not found else position
             elif luck < 0.2:
-                script.well(lane, *events, {"channel": "/meta/disconnect"})
+                script.confirm(lane, *events, {"channel": "/meta/disconnect"})
                 position = None
             else:
-                script.well(lane, *events)
+                script.confirm(lane, *events)
         elif kind == "/meta/subscribe":
             start = message["ext"]["replay"][TOPIC]
             if luck < 0.15:
@@ -1207,10 +1207,10 @@ def walk(chance: random.Random) -> None:
                 early = [i for i in log if i > position][: chance.randint(0, 2)]
                 if early:
                     position = early[-1]
-                script.well(lane, *[event(i) for i in early])
+                script.confirm(lane, *[event(i) for i in early])
         else:
             position = None
-            script.fail(lane) if luck < 0.2 else script.well(lane)
+            script.fail(lane) if luck < 0.2 else script.confirm(lane)
         assert sent <= len(script.ids)
         sent = len(script.ids)
     assert script.ids == log[: len(script.ids)]

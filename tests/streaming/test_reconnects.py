@@ -1,7 +1,7 @@
 """Tests that no event is lost or repeated when the connection fails, with both clients.
 
-The scenarios publish before, during and after a failure, and read everything: each event must come
-once, in order. Each runs with the synchronous and with the asyncio client.
+The scenarios publish before, during and after a failure, and read everything: each event must be
+delivered once, in order. Each runs with the synchronous and with the asyncio client.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ EVERYTHING = {
 
 @pytest.mark.parametrize("what", EVERYTHING)
 def test_no_event_is_lost_or_repeated(face, emulator, what):
-    """Each event comes once, without a Gap, if a session, token, connection or answer fails.
+    """Each event is delivered once, without a Gap, if a session, token, connection or response
+    fails.
 
-    Only a revoked or expired token leads to a new sign-in, and only to one.
+    Only a revoked or expired token triggers a new sign-in, and just one.
     """
     gaps: list = []
     provider = Current(emulator)
@@ -84,7 +85,7 @@ def test_no_event_is_lost_or_repeated(face, emulator, what):
 
 @pytest.mark.parametrize("kind", ["cut_poll", "end_cometd_session"])
 def test_a_slow_consumer_receives_each_event_once(face, emulator, kind):
-    """If the session is lost while the queue is full, the reader still gets each event once.
+    """Even if the session is lost while the queue is full, the reader receives each event once.
 
     The queue stays full for longer than a session lives.
     """
@@ -98,8 +99,8 @@ def test_a_slow_consumer_receives_each_event_once(face, emulator, kind):
     assert client.rest() == []
 
 
-def test_the_queue_is_bounded_by_its_limit_and_one_answer(face, run_emulator):
-    """The queue never holds more events than its limit and one answer of the server.
+def test_the_queue_never_exceeds_its_limit_plus_one_response(face, run_emulator):
+    """The queue never holds more events than its limit plus one response from the server.
 
     Polling resumes as soon as there is room, without waiting for a timer.
     """
@@ -118,8 +119,8 @@ def test_the_queue_is_bounded_by_its_limit_and_one_answer(face, run_emulator):
 
 
 @pytest.mark.parametrize("policy", ["automatic", "manual"])
-def test_a_channel_left_with_a_full_queue_resumes_without_repeats(face, emulator, policy):
-    """Events queued before an unsubscribe are delivered, and do not come again after the next
+def test_unsubscribing_with_a_full_queue_repeats_no_events(face, emulator, policy):
+    """Events queued before an unsubscribe are delivered, and are not repeated after the next
     subscribe.
     """
     found = emulator.publish_streaming(TOPIC, numbered(8))
@@ -167,11 +168,11 @@ def test_two_channels_resume_from_their_own_positions(face, emulator):
     assert [item.replay_id for item in found if item.channel == TOPIC] == second != first
 
 
-def down_for(tmp_path, face, seconds, timeout):
-    """Stop the emulator under a client; return the client, a function and a monotonic time.
+def start_outage(tmp_path, face, seconds, timeout):
+    """Stop a client's emulator; return the client, a function that restarts it, and the time
+    before.
 
-    The function waits for `seconds`, and then starts the emulator again. The time is from before
-    the connection ended.
+    The function waits for *seconds* before it restarts the emulator; the time is monotonic.
     """
     with EmulatorServer(tmp_path) as emulator:
         port = int(emulator.http_url.rpartition(":")[2])
@@ -190,7 +191,7 @@ def down_for(tmp_path, face, seconds, timeout):
 
 def test_an_outage_shorter_than_the_timeout_is_not_reported(tmp_path, face):
     """If the server returns within connection_timeout, no error is raised and no event is lost."""
-    client, back, _ = down_for(tmp_path, face, 0.6, 60.0)
+    client, back, _ = start_outage(tmp_path, face, 0.6, 60.0)
     with back() as emulator:
         found = emulator.publish_streaming(TOPIC, numbered(3))
         assert client.ids(3) == found
@@ -203,7 +204,7 @@ def test_an_outage_longer_than_the_timeout_is_reported_repeatedly(tmp_path, face
 
     The client stays open and gets every event once the server is back.
     """
-    client, back, begun = down_for(tmp_path, face, 0.0, 0.5)
+    client, back, begun = start_outage(tmp_path, face, 0.0, 0.5)
     for number in (1, 2):
         with pytest.raises(StreamUnavailableError, match=r"no connection for 0\.5 s"):
             client.receive()
@@ -221,8 +222,10 @@ def test_an_outage_longer_than_the_timeout_is_reported_repeatedly(tmp_path, face
         client.stop()
 
 
-def test_a_subscribe_that_gets_no_answer_is_retried(face, emulator):
-    """A subscribe whose answer does not arrive in time is retried, and the events then come."""
+def test_an_unanswered_subscribe_is_retried(face, emulator):
+    """A subscribe request whose response does not arrive in time is retried, and events are then
+    delivered.
+    """
     pace = Pace(request=0.2, backoff_initial=0.02, backoff_max=0.1, close=1.0)
     found = emulator.publish_streaming(TOPIC, numbered(1))
     client = face(emulator, TOPIC, replay=-2, pace=pace)
@@ -270,8 +273,8 @@ def test_a_token_rejected_right_after_its_renewal_is_an_error(face, emulator):
 
 @pytest.mark.parametrize("fallback", [None, -2])
 def test_a_position_that_expired_during_an_outage_is_reported(face, emulator, fallback):
-    """If the position is no longer retained at a reconnect, the reader gets an error, or a Gap if
-    there is a fallback. Events published afterwards are received in both cases.
+    """If the position has expired by the time of a reconnect, the reader receives an error, or a
+    Gap if a fallback is set. Events published afterwards are received in both cases.
     """
     gaps: list = []
     found = emulator.publish_streaming(TOPIC, numbered(2))
@@ -304,8 +307,8 @@ def test_a_session_lost_before_any_event_reports_a_gap(face, emulator, caplog):
 
 
 def test_closing_during_a_poll_loses_nothing(face, emulator):
-    """Events published before, during and after a close each come once, some of them only after the
-    client is opened again.
+    """Events published before, during and after a close are each delivered once, even if only after
+    the client is reopened.
     """
     client = face(emulator, TOPIC, replay={})
     found = emulator.publish_streaming(TOPIC, numbered(1))
@@ -328,7 +331,7 @@ def test_closing_during_a_poll_loses_nothing(face, emulator):
 def test_closing_is_quick_and_logs_no_error(face, emulator, caplog, how):
     """Closing during a poll, during an outage or while idle is quick and logs no error.
 
-    A waiting iteration ends, and the server's session is over unless it is unreachable.
+    A waiting iteration ends, and the server's session is closed unless the server is unreachable.
     """
     # Waiting for the poll would take 110 s; for a disconnect without an answer, 60 s.
     pace = replace(QUICK, close=60.0)

@@ -96,20 +96,20 @@ SENTENCES = {
     "without any delay": "test_messages_are_prefetched_and_counted",
     "the number of prefetched messages can be limited with the max_pending_count parameter of the "
     "Client. The default value is 100.": (
-        "test_reconnects: test_the_queue_is_bounded_by_its_limit_and_one_answer"
+        "test_reconnects: test_the_queue_never_exceeds_its_limit_plus_one_response"
     ),
     "The current number of messages waiting to be consumed can be obtained from the "
     "Client.pending_count attribute.": "test_messages_are_prefetched_and_counted",
     # In our client the hooks handle its own JSON only, not that of a sign-in.
     "you can specify the callable to use for serialization with the json_dumps and the callable "
     "for deserialization with the json_loads parameters of the Client.": (
-        "test_json_hooks_handle_every_request_and_answer"
+        "test_json_hooks_handle_every_request_and_response"
     ),
 }
 
 
 def test_every_sentence_of_the_page_has_a_test():
-    """Every test that the table of the page's sentences names exists, here or in another module."""
+    """Every test named in the table of the page's sentences exists, here or in another module."""
     from . import test_reconnects, test_seed_durability
 
     homes = {
@@ -180,8 +180,8 @@ def test_a_client_resumes_from_a_position_in_a_mapping(face, emulator, tmp_path,
 
 
 def test_a_store_with_a_default_start_replays_all_events_first(face, emulator, tmp_path):
-    """A store with a default reads all events in its first run, and resumes after the last one
-    later. This holds for a mapping and for a durable file.
+    """A store with a default replays all events in its first run, and later resumes after the last
+    one. This holds for a mapping and for a durable file.
     """
     for replay in (
         DefaultMappingReplayStore({}, ReplayOption.ALL_EVENTS),
@@ -227,9 +227,9 @@ class OwnAsyncStore(AsyncReplayStore):
 
 
 def test_a_user_defined_store_is_read_and_written(face, emulator):
-    """A user's store needs only `get` and `set`; the asyncio client also takes one with coroutines.
+    """A user's store needs only `get` and `set`, which may be coroutines for the asyncio client.
 
-    The synchronous client rejects that one.
+    The synchronous client rejects a store with coroutines.
     """
     own = OwnStore()
     found = emulator.publish_streaming(TOPIC, numbered(3))
@@ -249,9 +249,10 @@ def test_a_user_defined_store_is_read_and_written(face, emulator):
 
 
 def test_a_position_that_is_too_old_is_rejected(face, emulator):
-    """A stored position that is too old raises an error with the server's own sentence.
+    """Subscribing at a stored position that is too old raises an error with the server's own
+    message.
 
-    Once the position is deleted, the channel can be subscribed.
+    Once the position is deleted, the client can subscribe to the channel.
     """
     (old,) = emulator.publish_streaming(TOPIC, numbered(1))
     emulator.bus.age_out()
@@ -270,8 +271,8 @@ def test_a_position_that_is_too_old_is_rejected(face, emulator):
 
 
 def test_the_fallback_replaces_a_rejected_position(face, emulator):
-    """With replay_fallback, a rejected position leads to a Gap and a subscription from the
-    fallback. The next message then replaces the stored position.
+    """With replay_fallback, a rejected position is reported as a Gap, and the subscription starts
+    from the fallback. The next message then replaces the stored position.
     """
     (old,) = emulator.publish_streaming(TOPIC, numbered(1))
     emulator.bus.age_out()
@@ -289,8 +290,8 @@ def test_the_fallback_replaces_a_rejected_position(face, emulator):
 
 
 def test_messages_are_prefetched_and_counted(face, emulator):
-    """Messages are fetched before anybody asks for them and counted, and can be read after the
-    close.
+    """Messages are fetched and counted before anyone asks for them, and can be read after
+    closing.
     """
     client = face(emulator, TOPIC)
     assert (client.pending_count, client.has_pending_messages) == (0, False)
@@ -307,9 +308,9 @@ def test_messages_are_prefetched_and_counted(face, emulator):
         client.receive()
 
 
-def test_json_hooks_handle_every_request_and_answer(face, emulator):
-    """Requests and answers pass through json_dumps and json_loads; an error in a hook
-    is reported.
+def test_json_hooks_handle_every_request_and_response(face, emulator):
+    """Requests and responses pass through json_dumps and json_loads; an error in a hook is
+    reported.
     """
     calls = collections.Counter()
 
@@ -334,7 +335,7 @@ def test_json_hooks_handle_every_request_and_answer(face, emulator):
         face(emulator, json_loads=broken)
 
 
-def test_json_hooks_get_no_secret(emulator, monkeypatch):
+def test_json_hooks_see_no_secrets(emulator, monkeypatch):
     """The JSON hooks never see the response of a sign-in, which contains the token."""
     point_at(emulator, monkeypatch)
     seen = []
@@ -350,8 +351,8 @@ def test_json_hooks_get_no_secret(emulator, monkeypatch):
 
 
 def test_the_manual_policy_stores_only_acked_positions(face, emulator):
-    """With replay_policy="manual", a position is stored only when a message has been handled
-    without an error, or acked. Acking an older message moves nothing back.
+    """With replay_policy="manual", a position is stored only once a message has been handled
+    without an error, or acked. Acking an older message does not move it back.
     """
     replay: dict = {}
     client = face(emulator, TOPIC, replay=replay, replay_policy="manual")

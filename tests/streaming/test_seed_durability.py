@@ -44,7 +44,7 @@ SENTENCES = {
     "The time portion now ends with a Z suffix instead of +0000.": (
         "test_a_notification_has_the_documented_fields"
     ),
-    "Both suffixes denote a UTC time zone.": "test_both_suffixes_are_utc",
+    "Both suffixes denote a UTC time zone.": "test_both_date_suffixes_mean_utc",
     "A subscriber can choose which events to receive, such as all events within the retention "
     "window or starting after a particular event.": "test_a_replay_id_delivers_the_events_after_it",
     "The default is to receive only the new events sent after subscribing.": (
@@ -82,12 +82,12 @@ SENTENCES = {
 
 
 def test_every_sentence_of_the_page_has_a_test():
-    """Every test that the table of the page's sentences names exists."""
+    """Every test named in the table of the page's sentences exists."""
     assert set(SENTENCES.values()) <= set(globals())
 
 
 def test_minus_1_delivers_only_new_events(face, emulator):
-    """A subscription from -1 gets the events published after it subscribed, and no others."""
+    """A subscription from -1 receives the events published after it subscribed, and no others."""
     emulator.publish_streaming(TOPIC, numbered(3))
     client = face(emulator, TOPIC, replay=-1)
     new = emulator.publish_streaming(TOPIC, numbered(3))
@@ -96,7 +96,7 @@ def test_minus_1_delivers_only_new_events(face, emulator):
 
 
 def test_minus_2_delivers_all_retained_events(face, emulator):
-    """A subscription from -2 gets all retained events first, and then the new ones, in order."""
+    """A subscription from -2 first receives all retained events, and then new ones, in order."""
     past = emulator.publish_streaming(TOPIC, numbered(3))
     client = face(emulator, TOPIC, replay=-2)
     assert client.ids(3) == past
@@ -115,13 +115,15 @@ def test_minus_2_delivers_all_retained_events(face, emulator):
     ],
 )
 def test_a_start_has_several_spellings(number, replay):
-    """A start given as a number, a word, a ReplayOption or a ReplayId means the same number."""
+    """A start given as a number, a word, a ReplayOption or a ReplayId resolves to the same
+    number.
+    """
     assert as_number(replay) == as_number(number) == number
 
 
 def test_a_replay_id_delivers_the_events_after_it(face, emulator):
-    """A subscription from a replay id gets all events after the one with that id, and
-    not that one.
+    """A subscription from a replay id receives all events after the one with that id, but not that
+    one.
     """
     past = emulator.publish_streaming(TOPIC, numbered(5))
     client = face(emulator, is_open=True)
@@ -131,9 +133,7 @@ def test_a_replay_id_delivers_the_events_after_it(face, emulator):
 
 
 def test_ids_grow_but_are_not_contiguous(face, emulator):
-    """Ids grow in irregular steps, and the client does not wait for the numbers that
-    are left out.
-    """
+    """Ids grow in irregular steps, and the client does not wait for the skipped numbers."""
     past = emulator.publish_streaming(TOPIC, numbered(12))
     steps = {after - before for before, after in itertools.pairwise(past)}
     assert min(steps) >= 1
@@ -142,9 +142,9 @@ def test_ids_grow_but_are_not_contiguous(face, emulator):
 
 
 def test_events_outside_the_retention_window_are_discarded(face, run_emulator):
-    """After the retention window, -2 starts with the oldest event that is still retained.
+    """After the retention window, a subscription from -2 starts at the oldest event still retained.
 
-    A position at an older event is rejected.
+    The position of a discarded event is rejected.
     """
     clock = ManualClock()
     emulator = run_emulator(clock=clock, settings=Settings())
@@ -190,7 +190,7 @@ def test_each_channel_has_its_own_position(face, emulator):
 
 
 def test_ids_of_deleted_events_are_not_reused(face, emulator):
-    """After all events have been deleted, the next event gets a higher id than any before."""
+    """After all events have been deleted, the next event has a higher id than any before."""
     past = emulator.publish_streaming(TOPIC, numbered(3))
     emulator.bus.age_out()
     client = face(emulator, TOPIC, replay=-2)
@@ -217,8 +217,8 @@ def test_a_notification_has_the_documented_fields(face, emulator):
 
 
 @pytest.mark.parametrize("suffix", ["Z", "+0000"])
-def test_both_suffixes_are_utc(suffix):
-    """A date is passed on in the server's form, and both "Z" and "+0000" parse as UTC."""
+def test_both_date_suffixes_mean_utc(suffix):
+    """Dates end in "Z" or "+0000", and both are parsed as UTC."""
     event = {"event": {"createdDate": f"2016-03-29T19:05:28.334{suffix}", "replayId": 55}}
     message = StreamingMessage({"channel": TOPIC, "data": event}, TOPIC, 55, 1)
     found = datetime.fromisoformat(message.created_date)

@@ -36,8 +36,8 @@ def test_the_first_request_carries_the_start_position():
 
 
 def test_a_missing_start_is_rejected():
-    """An opening without a start raises, because the wire's default LATEST would silently skip
-    events.
+    """Opening a stream without a start raises an error, because the protocol's default, LATEST,
+    would silently skip events.
     """
     with pytest.raises(LocalProtocolError, match="without a start"):
         wire.fetch_opening(TOPIC, OpenStream(1, 1, None))
@@ -75,7 +75,7 @@ def test_a_commit_can_be_sent_without_requesting_events():
 
 
 def test_a_response_keeps_all_fields():
-    """A converted response has the events, headers, ids and numbers of the message."""
+    """A converted response keeps the message's events, headers, ids and numbers."""
     event = pb.ProducerEvent(
         id="e1", schema_id="s", payload=b"\x00", headers=[pb.EventHeader(key="k", value=b"v")]
     )
@@ -108,8 +108,8 @@ def test_a_missing_latest_replay_id_is_none():
 
 
 @pytest.mark.parametrize(("msg", "text"), [("too old", "too old"), ("", "COMMIT")])
-def test_a_commit_error_has_a_text(msg, text):
-    """A commit error without a message gets the name of its code as text."""
+def test_commit_errors_always_have_a_message(msg, text):
+    """A commit error without a message uses the name of its error code instead."""
     message = pb.ManagedFetchResponse(
         commit_response=pb.CommitReplayResponse(error=pb.Error(code=pb.COMMIT, msg=msg))
     )
@@ -131,7 +131,7 @@ POSITIONS = st.binary(min_size=1, max_size=9)
 
 
 def rarely(usual: Any, rare: Any) -> Any:
-    """Return a strategy that draws from `rare` in one of ten cases, and else from `usual`."""
+    """Return a strategy that draws from *rare* one time in ten, and from *usual* otherwise."""
     return st.integers(0, 9).flatmap(lambda number: usual if number else rare)
 
 
@@ -188,8 +188,10 @@ def outcome(form: wire.Form, data: bytes) -> Any:
 @example(data=b"\x1a\x81\x80\x80\x80\x80\x00r")  # a length of six bytes
 @example(data=b"\n\r\n\x08\x8a\x80\x80\x80\x80\x00\x01e\x12\x01p")  # the tag of an event's id
 @example(data=b"\n\r\n\x08\n\x81\x80\x80\x80\x80\x00e\x12\x01p")  # its length
-def test_both_parsers_have_the_same_result(form, data):
-    """For any bytes, the compiled parser gives the same response or error as Protobuf's parser."""
+def test_both_parsers_agree(form, data):
+    """For any bytes, the compiled parser returns the same response or error as Protobuf's
+    parser.
+    """
     compiled = wire._compiled
     found = outcome(form, data)
     try:
@@ -205,8 +207,8 @@ def test_both_parsers_have_the_same_result(form, data):
 
 
 @pytest.mark.skipif(not native.is_installed(), reason="sfpubsub-native is not installed")
-def test_the_compiled_parser_handles_usual_messages():
-    """The compiled parser itself parses events of two schemas and a keepalive."""
+def test_the_compiled_parser_handles_ordinary_messages():
+    """The compiled parser handles events of two schemas and a keepalive without falling back."""
     events = [
         pb.ConsumerEvent(
             event=pb.ProducerEvent(id=f"e{number}", schema_id=f"s{number % 2}", payload=RAW),
@@ -223,9 +225,9 @@ def test_the_compiled_parser_handles_usual_messages():
 
 
 def test_publish_requests_and_results_are_converted():
-    """Publish requests keep order, ids and headers.
+    """Publish requests preserve order, ids and headers.
 
-    Results keep errors, and say which ones can be retried.
+    Results preserve errors, and say which ones can be retried.
     """
     events = [ProducerEvent("s", b"1", "a"), ProducerEvent("s", b"2", "b", (("key", b"value"),))]
     request = wire.publish_request("/event/X__e", events)

@@ -30,10 +30,10 @@ The goal is 500 per second, but a busy machine uses up to 50% more CPU time for 
 
 
 @pytest.mark.slow
-def test_a_bulk_query_of_a_million_records_in_flat_memory(tmp_path):
-    """A bulk query of a million records, and reading its results, use constant memory.
+def test_a_bulk_query_of_a_million_records_uses_constant_memory(tmp_path):
+    """Running a bulk query of a million records and reading its results takes constant memory.
 
-    Every row arrives once and in order.
+    Every row is returned once and in order.
     """
     with EmulatorServer(tmp_path) as emulator:
         fill_orders(emulator, MANY)
@@ -73,8 +73,8 @@ def test_a_bulk_query_of_a_million_records_in_flat_memory(tmp_path):
 
 
 @pytest.mark.slow
-def test_five_hundred_changes_per_second_each_with_its_event(tmp_path):
-    """Changes by concurrent REST clients have one event each, in commit order.
+def test_five_hundred_changes_per_second_emit_one_event_each(tmp_path):
+    """Each change made by concurrent REST clients emits one event, in commit order.
 
     The rate is only printed; `LEAST_BY_CPU` limits the CPU time, because the machine may be busy.
     """

@@ -1,7 +1,7 @@
 """Tests of Streaming API channels as sources of a raw table, without Spark.
 
-An epoch is a period in which a channel's replay ids are unique; a rejected position starts a new
-one.
+An epoch is a period in which a channel's replay ids are unique; it ends when a position is
+rejected.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def rows_of(batches: list[EventBatch]) -> tuple[list[dict], ReplayId]:
 
 
 def test_message_becomes_a_row(emulator, open_channel):
-    """The row contains the message's JSON as payload and the digits of its replay id, and no schema
+    """The row has the message's JSON as its payload and the digits of its replay id, but no schema
     id or event id.
     """
     ids = emulator.publish_streaming(TOPIC, numbered(3))
@@ -136,8 +136,8 @@ def test_platform_event_has_the_same_key_as_over_the_pubsub_api(emulator, open_c
 def test_rejected_position_raises_or_starts_an_epoch(emulator, open_channel):
     """Without a fallback, a rejected position raises an error.
 
-    With one, a gap is reported and a new epoch begins, in which an event with a known replay id is
-    another event.
+    With one, a gap is reported and a new epoch begins, in which a known replay id identifies a
+    different event.
     """
     ids = emulator.publish_streaming(TOPIC, numbered(1))
     old, _ = rows_of(receive(open_channel(), 1))

@@ -148,8 +148,8 @@ def ids_of(table: Path) -> list[str]:
 
 @pytest.mark.spark
 def test_run_prints_a_summary(tmp_path: Path):
-    """Standard output has one line of JSON with all counts, and standard error has the command's
-    messages without Spark's. The JVM's environment has no credentials.
+    """Standard output is one line of JSON with all counts, and standard error contains the
+    command's messages but none of Spark's. The JVM's environment contains no credentials.
     """
     done = run(
         "[2, look, lose, find, 3]",
@@ -495,7 +495,7 @@ def test_documented_command_lines_parse():
 
 
 def test_every_option_key_and_column_is_documented():
-    """The documentation page names the command's options, the keys and endings of its summary, and
+    """The documentation page lists the command's options, the keys and endings of its summary, and
     the columns of the sidecar tables.
     """
     for option in ingest.params:
@@ -522,9 +522,9 @@ _OF = "messaging_destination_subscription_name"
 
 
 def test_report_adds_up_all_sources_and_names_them(capsys):
-    """The progress text has the sums of all sources.
+    """The progress text contains the totals over all sources.
 
-    With several sources, a message begins with the name of its source.
+    With several sources, each message begins with the name of its source.
     """
     source, other = Source("managed", "A"), Source("topic", "/event/B__e")
     report = Report([source, other])

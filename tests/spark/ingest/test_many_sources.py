@@ -63,8 +63,8 @@ def part(source: str, numbers, **options) -> Part:
 
 
 def test_sources_share_one_commit_with_all_positions(open_writer, table, format_):
-    """A write stores the events of several sources with consecutive numbers and with each source's
-    position, also that of a source without events. An event from two sources is stored once.
+    """A write stores events of several sources with consecutive numbers, and the position of every
+    source, even one without events. An event from two sources is stored once.
     """
     writer = open_writer(subscription=MANAGED, topic=[TOPIC, OTHER])
     quiet = {OTHER: replay_id(90)}
@@ -86,8 +86,8 @@ def test_sources_share_one_commit_with_all_positions(open_writer, table, format_
     assert writer.positions[OTHER] == replay_id(4)
 
 
-def test_sources_can_be_added_and_left_out(open_writer, table, format_):
-    """A source can be added to a table together with one that the table has.
+def test_sources_can_be_added_and_dropped(open_writer, table, format_):
+    """A source can be added to a table by a run that includes one the table already has.
 
     A source that is left out of some runs keeps its position.
     """
@@ -110,10 +110,11 @@ def test_sources_can_be_added_and_left_out(open_writer, table, format_):
         open_writer(topic=TOPIC, channel=OTHER)
 
 
-def test_undecodable_event_leaves_out_its_source_only(open_writer, table, format_):
-    """With the policy `fail`, a source's part with an undecodable event is not written at all.
+def test_undecodable_event_excludes_only_its_own_source(open_writer, table, format_):
+    """With the policy `fail`, a source's part that contains an undecodable event is not written at
+    all.
 
-    The parts of other sources are written, including an event that the failed part also contains.
+    The other sources' parts are written, even an event that the failed part also contains.
     """
     writer = open_writer(topic=[TOPIC, OTHER], on_undecodable="fail")
     bad = RawEvent("bad", "schema-1", b"\xff", replay_id(8))
@@ -126,9 +127,9 @@ def test_undecodable_event_leaves_out_its_source_only(open_writer, table, format
 
 
 def test_conflicts_are_counted_and_stored_by_source(open_writer, spark, table, format_):
-    """Each source has its own count of conflicts with stored rows, and of events that another
-    source delivered in another encoding. A part that is left out adds no conflicts, because its
-    events are delivered again.
+    """Conflicts with stored rows are counted by source, as are events that another source delivered
+    in a different encoding. A part that is not written adds no conflicts, because its events are
+    redelivered.
     """
     writer = open_writer(topic=[TOPIC, OTHER], on_undecodable="fail")
     writer.write_parts([part(TOPIC, [1])])
@@ -169,12 +170,12 @@ def test_keys_on_disk_survive_a_change_of_sources(open_writer, monkeypatch):
     assert writer.write_parts([part(OTHER, range(21))])[0].rows == 1
 
 
-def test_table_with_one_source_from_an_older_version_is_continued(
+def test_single_source_table_from_an_older_version_is_resumed(
     open_writer, table, format_, monkeypatch
 ):
     """An older version's state has one position and no list of sources.
 
-    Such a table resumes at this position and accepts a second source.
+    Such a table resumes at that position and accepts a second source.
     """
     told = State.to_json
 

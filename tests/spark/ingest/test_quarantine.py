@@ -55,15 +55,15 @@ def ids_of(table: Path) -> list[str]:
 
 
 def events(*numbers: int) -> list:
-    """Return events with these numbers; those with a negative number cannot be decoded."""
+    """Return events with these numbers; those with negative numbers cannot be decoded."""
     return [raw_event(abs(n), payload=BAD if n < 0 else None) for n in numbers]
 
 
 def test_undecodable_event_is_quarantined_instead_of_written(
     open_writer, table, quarantine, caplog
 ):
-    """An undecodable event has no row, but a quarantine entry with its payload, position and
-    schema, and it is counted and logged.
+    """An undecodable event is quarantined with its payload, position and schema, counted, and
+    logged; no row is written for it.
     """
     result = open_writer().write(batch_of(events(0, -1, 2), received_at=NOW + 1.5))
     assert (result.rows, result.undecodable, result.set_aside) == (2, 1, 1)
@@ -77,9 +77,9 @@ def test_undecodable_event_is_quarantined_instead_of_written(
     assert Progress().after(result, None, 0.1).received == 3
 
 
-def test_batch_of_undecodable_events_moves_the_position(open_writer, table, quarantine):
-    """A batch without any row still stores its position, so that a restarted job resumes
-    after it.
+def test_batch_of_undecodable_events_advances_the_position(open_writer, table, quarantine):
+    """A batch that yields no rows still stores its position, so that a restarted job resumes after
+    it.
     """
     result = open_writer().write(batch_of(events(-1, -2)))
     assert (result.rows, result.set_aside, result.batch_id) == (0, 2, None)
@@ -90,9 +90,10 @@ def test_batch_of_undecodable_events_moves_the_position(open_writer, table, quar
 def test_quarantine_entry_precedes_its_batch_and_is_stored_once(
     open_writer, table, quarantine, monkeypatch
 ):
-    """An undecodable event is in the quarantine before its batch is published.
+    """An undecodable event is quarantined before its batch is published.
 
-    If the write fails in between and is repeated, there is still one entry, and one row per event.
+    If the write then fails and is repeated, there is still only one entry, and one row per
+    decodable event.
     """
     writer = open_writer(subscription=MANAGED)
     batch = batch_of(events(0, -1), topic=None)

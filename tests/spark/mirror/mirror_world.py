@@ -32,7 +32,8 @@ TOPIC = "/data/ChangeEvents"
 
 
 class World:
-    """An org with accounts, and a mirror of them in *path*, or in the place *to* in Spark's syntax.
+    """An org with accounts, and a mirror of them under *path* or, if given, at *to* in Spark's
+    syntax.
 
     The mirror's clock advances only by a margin, whenever the mirror has nothing to do.
     """
@@ -67,7 +68,7 @@ class World:
 
     @contextmanager
     def mirror(self, **settings: Any) -> Iterator[Mirror]:
-        """Open the mirror within the block, like a new process."""
+        """Open the mirror for the duration of the block, as a new process would."""
         session = Sessions(self.emulator)
 
         def connect(schemas: Any) -> PubSubClient:
@@ -122,7 +123,7 @@ class World:
         until(is_done, "the mirror", PATIENCE)
 
     def advance(self, mirror: Mirror) -> bool:
-        """Let the mirror do one step; if it had none to do, advance the clock by a margin.
+        """Let the mirror do one step; if there is nothing to do, advance the clock by a margin.
 
         Returns:
             Whether the mirror had nothing to do and is settled.

@@ -78,24 +78,24 @@ class Org:
         return [each for each, state in newest.items() if state and state.in_bin is in_bin]
 
     def value(self, record_id: str) -> tuple[Any, ...]:
-        """Return the current values of all columns of a record."""
+        """Return a record's current values in all columns."""
         state = self.past[record_id][-1][1]
         assert state is not None
         return (*state.fields, _rank(state, self.rates[-1][1]))
 
     def row(self, record_id: str, sent: int, staleness: int, rng: random.Random) -> Row | None:
-        """Return a record as a response shows it: at a random time since the request was sent, or
-        up to *staleness* ticks before. None if the record did not exist.
+        """Return a record as a response may show it: in a random state from *staleness* ticks
+        before the request or later. None if the record did not exist then.
         """
-        state = _somewhere(self.past.get(record_id, []), sent - staleness, rng)
-        rate = _somewhere(self.rates, sent - staleness, rng)
+        state = _random_state(self.past.get(record_id, []), sent - staleness, rng)
+        rate = _random_state(self.rates, sent - staleness, rng)
         assert rate is not None
         return None if state is None else Row((*state.fields, _rank(state, rate)), state.in_bin)
 
     # Changes by users. Each call is one transaction.
 
     def commit(self, *, moved: bool = False) -> None:
-        """Start a new transaction; with *moved*, after a move to another instance."""
+        """Start a new transaction; if *moved* is true, after the org's move to another instance."""
         if moved:
             self.now += 1
             self.number = random.Random(self.now).randrange(100)
@@ -110,7 +110,7 @@ class Org:
         self.past.setdefault(record_id, []).append((self.now, state))
 
     def create(self, *, before: bool = False, kind: str = "CREATE") -> None:
-        """Create a record; with *before*, without an event, as before the stream was opened."""
+        """Create a record. If *before* is true, it predates the stream and has no event."""
         self.made += 1
         record_id = f"001{self.made:03}"
         state = State((f"p{self.made}", None, f"note {self.made}\n"))
@@ -121,7 +121,7 @@ class Org:
         self.send(kind, record_id, **({} if kind != "CREATE" else _whole(state)))
 
     def update(self, ids: list[str], value: str | None, place: int, kind: str = "UPDATE") -> None:
-        """Set a field of some records to the same value, with one event for all of them."""
+        """Set a field of several records to the same value, with a single event for all of them."""
         for each in ids:
             self.put(each, State(_with(self._fields(each), place, value)))
         values = _with((None,) * len(COLUMNS), place, value)
@@ -189,8 +189,10 @@ def _rank(state: State, rate: int) -> str:
     return f"{state.fields[0]} at {rate}"
 
 
-def _somewhere(past: list[tuple[int, Any]], since: int, rng: random.Random) -> Any:
-    """Return a random state from tick *since* on; None if there was no state yet."""
+def _random_state(past: list[tuple[int, Any]], since: int, rng: random.Random) -> Any:
+    """Return a random state that applied at tick *since* or later; None if there was no state
+    yet.
+    """
     first = sum(tick <= since for tick, _ in past)
     # Mostly the oldest or the newest state, because these are the edge cases of the rules.
     pick: Callable[[list[int]], int] = rng.choice

@@ -40,8 +40,9 @@ def world(spark: SparkSession, tmp_path: Path) -> Iterator[World]:
 
 
 def test_table_equals_its_object(world: World):
-    """The table has the records from before the stream and every later change, and what events omit
-    is read from the org. A new process resumes where the last one stopped, without needless reads.
+    """The table contains the records from before the stream and reflects every later change; what
+    events omit is read from the org. A new process resumes where the last one stopped, without
+    unnecessary reads.
     """
     old = world.create(30)
     with world.mirror() as mirror:
@@ -127,7 +128,7 @@ def test_mirror_follows_schema_changes_and_signals(spark: SparkSession, tmp_path
 def test_mirror_works_in_a_catalog_and_in_an_object_store(
     where: str, request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
 ):
-    """With the name of a schema or an S3 URL as its target (scripts/test_s3.sh), a mirror does a
+    """Whether its target is the name of a schema or an S3 URL (scripts/test_s3.sh), a mirror does a
     Bulk read, applies events, reads records by id, and resumes after a restart.
     """
     name = f"mirror_{uuid.uuid4().hex}"
@@ -163,9 +164,9 @@ def test_mirror_works_in_a_catalog_and_in_an_object_store(
 def test_new_rows_are_the_same_with_and_without_spark(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """New rows of a read are written as files from the pieces in memory.
+    """A read's new rows are written as files from the pieces in memory.
 
-    If these are gone, for instance after a restart, Spark makes the same rows from the read log.
+    If those are gone, for instance after a restart, Spark builds the same rows from the read log.
     """
     old = world.create(9, NumberOfEmployees=7, AnnualRevenue=12.5)
     world.emulator.records.delete("Account", old[3], world.user)

@@ -1,6 +1,6 @@
-"""Tests of the merge rule of a mirror against a model of an org: the mirror converges, and does not
-without any one part of the rule. The as-of of a read says which events it certainly contains, and
-the margin is the longest lag of the org's responses.
+"""Tests of a mirror's merge rule against a model of an org: the mirror converges, but no longer
+does if any single part of the rule is removed. The as-of of a read says which events it certainly
+contains, and the margin is the longest lag of the org's responses.
 """
 
 from __future__ import annotations
@@ -51,10 +51,8 @@ def test_mirror_converges_in_long_examples():
     run_state_machine_as_test(MirrorMachine, settings=many)
 
 
-def test_examples_have_every_reason_for_a_read():
-    """The model's examples include every reason to reread a record, except that the table was
-    restored.
-    """
+def test_examples_cover_every_reason_for_a_reread():
+    """The model's examples cover every reason to reread a record, except a restored table."""
 
     class Machine(MirrorMachine):
         seen: ClassVar[set[Reason]] = set()
@@ -95,9 +93,11 @@ WITHOUT: dict[str, tuple[type[MirrorMachine], list[tuple[Any, str, Callable[...,
     "part",
     [pytest.param(part, marks=pytest.mark.slow if part == RARE else ()) for part in WITHOUT],
 )
-def test_without_a_part_of_the_rule_the_mirror_diverges(part: str, monkeypatch: pytest.MonkeyPatch):
-    """Without any single part of the merge rule, the model finds an example in which the mirror
-    differs from the org, so no part is redundant.
+def test_the_mirror_diverges_if_any_part_of_the_rule_is_removed(
+    part: str, monkeypatch: pytest.MonkeyPatch
+):
+    """If any single part of the merge rule is removed, the model finds an example in which the
+    mirror differs from the org, so no part is redundant.
     """
     machine, patches = WITHOUT[part]
     for module, name, instead in patches:
@@ -112,14 +112,14 @@ def test_without_a_part_of_the_rule_the_mirror_diverges(part: str, monkeypatch: 
 def read(seq: int, *, asked: int = 0, since: int | None = None, until: int = 100) -> Read:
     """Return a read whose as-of is the raw row *seq* and the request number *asked*.
 
-    It began at the tick *since*, with no event known before if None, and ended at the tick *until*.
+    It lasted from tick *since* to tick *until*; if *since* is None, no event was known before it.
     """
     begun = None if since is None else (time_of(since), 0, 0)
     return Read(AsOf(seq, asked), begun, time_of(until))
 
 
 def update(seq: int, phone: str, *, tick: int | None = None) -> Change:
-    """Return a change of the phone at a tick, by default the tick *seq*."""
+    """Return an update of the phone number at *tick*, by default at tick *seq*."""
     when = time_of(seq if tick is None else tick)
     return Change("UPDATE", when, seq, 1, seq, (phone, None, None, None), ["Phone"])
 
@@ -130,9 +130,7 @@ def change(kind: str, seq: int, *values: Any) -> Change:
 
 
 def diffs(*lines: str) -> tuple[list[Change], list[str]]:
-    """Return changes that append lines to a text, numbered from 1, and the text before the first
-    and after each of them.
-    """
+    """Return numbered changes that each append a line to a text, and every version of that text."""
     org, texts = Org(), []
     org.create(before=True)
     for line in lines:
@@ -152,7 +150,7 @@ def known(phone: str, seq: int) -> Mirrored:
     return created.mirrored
 
 
-def test_as_of_is_what_was_durable_a_margin_before():
+def test_as_of_is_what_was_durable_one_margin_earlier():
     """A read certainly contains only what was durable one margin (the longest lag of the org's
     responses) before its request. Before a margin has passed, it has no as-of.
     """
@@ -207,7 +205,7 @@ def test_entry_is_not_closed_by_a_read_requested_before_it():
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
-def test_diff_that_a_read_contains_is_not_applied_twice(place: int):
+def test_diff_included_in_a_read_is_not_applied_twice(place: int):
     """Whichever version of the text the read returned, the result is the last version, and no
     reread is queued.
     """
@@ -231,8 +229,8 @@ def test_diff_that_does_not_match_queues_a_reread():
 
 
 def test_constantly_changing_record_leaves_the_queue():
-    """If a text changes in every tick and is read once per margin, each read closes the open entry
-    and adds none.
+    """If a text changes in every tick and the record is reread once per margin, each read closes
+    the open entry and adds no new one.
     """
     changes, texts = diffs(*"abcdefghij")
     first = lay(FIELDS, X, None, changes[:1], [])
@@ -250,7 +248,7 @@ def test_constantly_changing_record_leaves_the_queue():
         assert mirrored.record.values[2] == texts[now]
 
 
-def test_absence_proves_deletion_after_the_last_event_only():
+def test_absence_proves_deletion_only_after_the_last_event():
     """A record that a read does not return is kept if it has an event after the read's as-of, and
     counts as deleted otherwise.
     """
@@ -344,8 +342,8 @@ def test_event_older_than_the_read_is_late():
     assert [entry.cue.reason for entry in after.added] == [Reason.LATE]
 
 
-def test_create_keeps_fields_that_events_do_not_contain():
-    """When a CREATE event is applied to a row that was read, the value of a formula stays."""
+def test_create_keeps_fields_that_events_omit():
+    """When a CREATE event is applied to a row that was read, the formula keeps its value."""
     created = change("CREATE", 6, "1", None, None, None)
     row = Row(("1", None, None, "formula"))
     after = merge_row(FIELDS, X, None, read(5), row, [created], []).mirrored

@@ -36,7 +36,9 @@ def test_a_name_with_a_dot_and_no_slash_is_a_catalog_table(tmp_path: Path, monke
 
 
 def test_a_name_that_is_also_an_existing_table_directory_is_rejected(tmp_path: Path, monkeypatch):
-    """Older versions wrote ``main.raw.orders`` to a directory: the error says how to name it."""
+    """Older versions wrote ``main.raw.orders`` to a directory, so the error says how to refer to
+    it.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "main.raw.orders" / "_delta_log").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match=r"write \./main\.raw\.orders for the directory"):
@@ -45,7 +47,7 @@ def test_a_name_that_is_also_an_existing_table_directory_is_rejected(tmp_path: P
 
 @delta
 def test_a_missing_file_system_client_raises_an_error_with_its_package(spark: SparkSession):
-    """The error suggests the hadoop-aws package in the version of Spark's own Hadoop."""
+    """The error suggests the hadoop-aws package that matches Spark's own Hadoop version."""
     with pytest.raises(ConfigurationError, match=r"--packages org\.apache\.hadoop:hadoop-aws:3\."):
         EventWriter(spark, "s3a://lake/raw/orders", format="delta", topic=TOPIC)
 
@@ -77,7 +79,7 @@ def open_writer(spark: SparkSession, table: str, **options) -> EventWriter:
 
 
 @delta
-def test_a_delta_table_in_a_catalog_keeps_all_promises(spark: SparkSession, schema: str):
+def test_a_delta_table_in_a_catalog_keeps_its_guarantees(spark: SparkSession, schema: str):
     """Across restarts, each event is stored once, and position, schemas, properties and column
     comments are kept; new batches can be listed, and an older writer is rejected."""
     table = f"{schema}.orders"
@@ -139,8 +141,9 @@ def test_an_existing_empty_delta_table_is_used(spark: SparkSession, schema: str)
 
 @pytest.mark.skipif(TABLE_FORMAT != "iceberg", reason="Iceberg runs with PySpark 4.1")
 def test_an_existing_empty_iceberg_table_is_used(spark: SparkSession):
-    """Columns of its owner stay null, even one that is added between writes; a table without the
-    required columns is rejected."""
+    """Columns added by the owner stay null, even one added between writes; a table without the
+    required columns is rejected.
+    """
     spark.sql("CREATE NAMESPACE IF NOT EXISTS shop.made")
     columns = column_definitions(NEWEST.stored)
     spark.sql(f"CREATE TABLE shop.made.orders (note STRING, {columns}) USING iceberg")
@@ -182,8 +185,8 @@ def test_an_existing_table_with_other_columns_is_rejected(
 
 
 @delta
-def test_a_table_with_rows_of_another_writer_is_rejected(spark: SparkSession, schema: str):
-    """A table with rows that sfpubsub did not write is rejected, even if its columns fit."""
+def test_a_table_with_rows_from_another_writer_is_rejected(spark: SparkSession, schema: str):
+    """A table containing rows that sfpubsub did not write is rejected, even if its columns fit."""
     table = f"{schema}.orders"
     spark.sql(f"CREATE TABLE {table} ({column_definitions(NEWEST.stored)}) USING delta")
     spark.sql(f"INSERT INTO {table} (event_id) VALUES ('x')")

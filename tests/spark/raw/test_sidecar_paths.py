@@ -39,8 +39,8 @@ def table(tmp_path: Path) -> Path:
     return made
 
 
-def age(table: Path) -> None:
-    """Convert a table to layout 1, with all sidecars inside its directory."""
+def downgrade_to_layout_1(table: Path) -> None:
+    """Convert a table to layout 1, which keeps all sidecars inside the table's directory."""
     place = table.parent / f".{table.name}.sfpubsub"
     identity = json.loads((table / "_table.json").read_text())
     (table / "_table.json").write_text(json.dumps({**identity, "layout": 1}))
@@ -52,8 +52,8 @@ def age(table: Path) -> None:
     (table / "_staging" / "b0.dead" / "part-0.parquet").write_text("PAR1 and then")
 
 
-def everything(table: Path) -> dict[str, str]:
-    """Return the text of each sidecar file by its name, and assert that none is found twice."""
+def sidecar_texts(table: Path) -> dict[str, str]:
+    """Return the text of each sidecar file by name, asserting that no file is found twice."""
     found = [
         (f"{name}/{file.name}", file.read_text())
         for name in SIDECARS
@@ -65,8 +65,9 @@ def everything(table: Path) -> dict[str, str]:
 
 
 def test_a_new_parquet_table_contains_no_sidecars(table: Path):
-    """They are in a hidden directory beside it, even if a link leads to the table; a Delta table
-    has them inside."""
+    """They are kept in a hidden directory beside it, even if the table is reached through a link; a
+    Delta table keeps them inside.
+    """
     place, _ = claim_table(table, TOPIC)
     assert place == table.parent / ".orders.sfpubsub"
     assert [path.name for path in table.iterdir()] == ["_table.json"]
@@ -80,11 +81,13 @@ def test_a_new_parquet_table_contains_no_sidecars(table: Path):
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: no `except Exception` in the product catches it."""
+    """Stand-in for SIGKILL: no `except Exception` in the product catches it."""
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Raise `Killed` before operation number *step* of those that change the disk."""
+    """Patch `os` so that call number *step* of those that change the disk raises `Killed`
+    instead.
+    """
     left = [step]
 
     def dying(function: Callable) -> Callable:
@@ -103,23 +106,23 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 def old_table(table: Path, *, both: bool) -> dict[str, str]:
     """Create a table of layout 1 with sidecars, and return their texts by name.
 
-    With *both*, some sidecars are also in their new place.
+    If *both* is true, some sidecars are also in their new place.
     """
     place, _ = claim_table(table, TOPIC)
     for name in SIDECARS:
         make_directory(place / name)
         (place / name / "a.json").write_text(f"{name} a")
-    age(table)
+    downgrade_to_layout_1(table)
     (table / "ingest_hour=2026-11-20-23").mkdir()
     if both:  # like a stream that uses the old path, or the new one too early
         for name in (SCHEMAS_NAME, GAPS_NAME):
             make_directory(place / name)
             (place / name / "b.json").write_text(f"{name} b")
-    return everything(table)
+    return sidecar_texts(table)
 
 
-def survives(table: Path, step: int) -> bool:
-    """Claim a table with a kill at *step*; return whether the claim finished before that step."""
+def claim_completes(table: Path, step: int) -> bool:
+    """Claim a table with a kill at *step*; return whether the claim completed before that step."""
     with pytest.MonkeyPatch.context() as patch:
         kill_at(patch, step)
         try:
@@ -130,7 +133,7 @@ def survives(table: Path, step: int) -> bool:
 
 
 def tables(directory: Path) -> Iterator[tuple[Path, int]]:
-    """Yield new table directories, each with the step to be killed at: 1, 2 and so on."""
+    """Yield new table directories, each with the step at which to kill: 1, 2 and so on."""
     for step in count(1):
         table = directory / str(step) / "orders"
         table.mkdir(parents=True)
@@ -140,7 +143,7 @@ def tables(directory: Path) -> Iterator[tuple[Path, int]]:
 def test_a_new_table_survives_a_kill_at_any_step(tmp_path: Path):
     """A start that is killed at any step while it creates the table does not block the next one."""
     for table, step in tables(tmp_path):
-        survived = survives(table, step)
+        survived = claim_completes(table, step)
         place, _ = claim_table(table, TOPIC)
         assert place.is_dir()
         assert json.loads((table / "_table.json").read_text())["layout"] == 3
@@ -156,10 +159,10 @@ def test_moving_the_sidecars_of_an_old_table_survives_a_kill_at_any_step(
     """After a kill at any step all sidecars can be read, and the next start completes the move."""
     for table, step in tables(tmp_path):
         before = old_table(table, both=both)
-        survived = survives(table, step)
-        assert everything(table) == before, f"after a kill before step {step}"
+        survived = claim_completes(table, step)
+        assert sidecar_texts(table) == before, f"after a kill before step {step}"
         place, _ = claim_table(table, TOPIC)
-        assert everything(table) == before
+        assert sidecar_texts(table) == before
         left = {path.name for path in table.iterdir()}
         # A kill before the rename may leave a temporary file of the identity.
         assert {name for name in left if not name.endswith(".tmp")} == {
@@ -183,7 +186,7 @@ def test_an_old_table_resumes_and_its_sidecars_stay_readable(spark: SparkSession
         sidecars.open()
         sidecars.keep_schemas({"schema-1": SCHEMA_JSON})
     as_layout_2(table)
-    age(table)
+    downgrade_to_layout_1(table)
 
     def ids() -> list[str]:
         return [row["schema_id"] for row in read_sidecar(spark, table, "schemas").collect()]
@@ -236,7 +239,9 @@ def test_a_staging_directory_inside_the_table_is_rejected(table: Path):
 
 
 def test_a_staging_directory_on_another_file_system_is_rejected(table: Path, monkeypatch):
-    """The check compares devices, or else the first rename fails; the table stays unchanged."""
+    """Different devices are detected up front, and a bind mount by its first failed rename; the
+    table is left unchanged.
+    """
     shared_memory = Path("/dev/shm")  # another file system on most machines
     if shared_memory.is_dir() and shared_memory.stat().st_dev != table.stat().st_dev:
         with pytest.raises(ConfigurationError, match=r"different file systems.*--staging"):

@@ -1,4 +1,4 @@
-"""Queries of several topics have one stream and one offset per topic, and shared batches."""
+"""Queries of several topics use one stream and one offset per topic, and share batches."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def by_topic(found: list[dict]) -> dict[str, list[str]]:
 
 
 def test_each_topic_has_its_own_offset(world):
-    """Each event comes once and in the order of its topic, also after a restart."""
+    """Each event is delivered once and in its topic's order, even after a restart."""
     published = world.publish_both(20, 9)
     source = world.reader()
     position, found = read_all(source, source.initialOffset(), 29)
@@ -100,8 +100,10 @@ def test_each_topic_has_its_own_offset(world):
     assert by_topic(more) == again
 
 
-def test_a_batch_is_shared_between_the_topics(world):
-    """Each topic gets its part of the batch limits, so a busy one does not displace another."""
+def test_batch_limits_are_divided_between_topics(world):
+    """The batch limits are divided between the topics, so that a busy one does not starve
+    another.
+    """
     world.publish_both(40, 40)
     world.set(maxOffsetsPerTrigger="10")
     source = world.reader()
@@ -139,9 +141,10 @@ def test_a_checkpointed_batch_of_several_topics_can_be_read_again(world, cut):
     assert ids(rows(second, second.initialOffset(), end)) == ids(expected)
 
 
-def test_topics_can_be_added_and_left_out_in_a_checkpoint(world):
-    """A new topic starts at startingOffsets; one that was left out resumes later where it was; a
-    checkpoint without any of the topics is rejected."""
+def test_topics_can_be_added_to_and_dropped_from_a_checkpoint(world):
+    """A new topic starts at startingOffsets, and one that was dropped for a while resumes where it
+    stopped. A checkpoint without any of the query's topics is rejected.
+    """
     world.publish_both(4, 3)
     world.set(topics=TOPIC)
     alone = world.reader()
@@ -163,7 +166,7 @@ def test_topics_can_be_added_and_left_out_in_a_checkpoint(world):
         world.reader().latestOffset(position, ReadMaxRows(1))
 
 
-def test_available_now_ends_when_all_topics_have_ended(world):
+def test_available_now_ends_once_every_topic_is_read(world):
     """A topic without events does not prevent the query from ending."""
     world.publish_both(10, 0)
     source = world.reader()
@@ -174,7 +177,9 @@ def test_available_now_ends_when_all_topics_have_ended(world):
 
 
 def test_progress_reports_how_far_behind_a_query_is(world):
-    """It contains the pending events, their delay, and whether the topic was read to its end."""
+    """Progress reports the number of pending events, their delay, and whether the topic has been
+    read to its end.
+    """
     published = world.publish_both(30, 0)
     world.set(topics=TOPIC, maxOffsetsPerTrigger="10")
     source = world.reader()

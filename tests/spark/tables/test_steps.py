@@ -41,7 +41,7 @@ def test_a_step_plan_survives_a_round_trip_through_json():
     [{"v": 2}, {"batches": "b1"}, {"more": 1}, {"last": {"id": "b2"}}],
 )
 def test_a_plan_of_another_version_is_rejected(change):
-    """A plan with unknown or invalid fields raises an error instead of being done in part."""
+    """A plan with unknown or invalid fields raises an error instead of being partly executed."""
     record = {**json.loads(PLAN.to_json()), **change}
     with pytest.raises(ConfigurationError, match="the steps of here cannot be read"):
         StepPlan.from_json(json.dumps(record), "here")
@@ -68,8 +68,10 @@ ROWS = Identity("parquet", "/data/raw", "topic /event/A__e")
         (Identity("parquet", "/data/raw", ROWS.id, ("Account",)), True, "built from all objects"),
     ],
 )
-def test_tables_continue_only_with_the_same_raw_table_and_objects(now, is_there, refusal):
-    """The raw table may have moved if it contains the last batch; its source must be the same."""
+def test_tables_resume_only_with_the_same_raw_table_and_objects(now, is_there, refusal):
+    """The raw table may have moved if it still contains the last batch, but its source must be the
+    same.
+    """
     kept = Identity.from_record(json.loads(json.dumps(ROWS.record())), PLACE)
     assert kept == ROWS
     if refusal is None:
@@ -81,13 +83,15 @@ def test_tables_continue_only_with_the_same_raw_table_and_objects(now, is_there,
 
 @pytest.mark.parametrize("record", [{}, {**ROWS.record(), "v": 9}])
 def test_an_identity_of_another_version_is_rejected(record):
-    """Tables that another version created raise an error instead of being continued."""
+    """Tables created by another version raise an error instead of being extended."""
     with pytest.raises(ConfigurationError, match=r"not .*by this version"):
         Identity.from_record(record, PLACE)
 
 
-def test_object_names_select_their_change_events():
-    """Names of event types select those event types."""
+def test_object_and_event_names_select_event_types():
+    """The name of an object selects its change event, and the name of an event type selects that
+    type.
+    """
     assert event_names(["Account", "My__c", "Order_Event__e"]) >= {
         "AccountChangeEvent",
         "My__ChangeEvent",
