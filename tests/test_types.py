@@ -50,7 +50,7 @@ def test_an_invalid_base64_replay_id_is_rejected(text: str):
 
 
 def test_an_empty_replay_id_or_a_number_is_rejected():
-    """A ReplayId cannot be made of a number, and needs at least one byte."""
+    """A ReplayId cannot be created from a number, and needs at least one byte."""
     with pytest.raises(TypeError, match="not int"):
         ReplayId(8)
     with pytest.raises(ValueError, match="at least one byte"):
@@ -78,7 +78,7 @@ def test_start_positions_parse_from_all_accepted_forms():
 
 
 def test_the_dedupe_key_of_an_event_depends_only_on_its_id():
-    """An event that is sent again with another schema or payload encoding has the same key."""
+    """An event that is redelivered with a different schema or payload encoding has the same key."""
     key = dedupe_key("5a7d8c1e", "schema", b"payload")
     assert len(key) == 16
     assert key == dedupe_key("5a7d8c1e", "other", b"other")

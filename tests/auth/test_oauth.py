@@ -136,13 +136,13 @@ def test_threads_share_a_rotating_refresh_token(host, http):
 
 
 def test_refresh_token_of_an_app_with_a_secret(host, http):
-    """The client secret is part of the form if there is one."""
+    """If a client secret is configured, it is sent in the form."""
     RefreshToken("k", "r", client_secret="s", login_url=host.url, http=http).get_session(None)
     assert host.requests[0].form["client_secret"] == "s"
 
 
 def test_username_and_password(host, http):
-    """The flow posts its form, in which special characters of the password survive."""
+    """The flow posts its form, and special characters in the password are preserved."""
     UsernamePassword("k", "s", "u@x.org", "p&=%w", login_url=host.url, http=http).get_session(None)
     assert host.requests[0].form == {
         "grant_type": "password",
@@ -394,7 +394,7 @@ def test_an_instance_other_than_the_configured_one_raises(host, http):
     ],
 )
 def test_an_invalid_instance_url_gets_no_token(host, http, instance_url):
-    """If the response's instance URL is in plaintext or isn't an HTTPS host alone, an error is
+    """If the response's instance URL is anything but ``https://`` and a valid host, an error is
     raised and nothing is sent to it.
     """
     host.answer = lambda _request: Reply(200, answer(host.url, instance_url=instance_url))
@@ -446,7 +446,7 @@ def test_a_response_that_is_too_large_raises(host, http):
 
 
 def test_an_endless_response_is_aborted():
-    """A response without an end is aborted soon after the size limit, not only at the timeout."""
+    """A response that never ends is aborted soon after the size limit, not only at the timeout."""
     sent = []
 
     def talk(connection, over):
@@ -513,7 +513,7 @@ def test_a_refused_connection_raises_a_retryable_error():
 
 
 def test_an_untrusted_certificate_raises(host):
-    """The error names the setting that helps and can't be retried; nothing was sent to the host."""
+    """The error can't be retried, and names the setting that helps; nothing is sent to the host."""
     login = credentials(host, HttpClient())
     with pytest.raises(StreamUnavailableError, match="SFPUBSUB_CA_FILE") as caught:
         login.get_session(None)
@@ -606,8 +606,8 @@ def test_a_malformed_http_response_raises(sent):
 
 
 @pytest.mark.parametrize("row", REFUSALS, ids=lambda row: f"{row.error}-{row.words}".strip("-"))
-def test_each_row_of_the_refusals_table_is_found(row):
-    """Each row is found by its own text.
+def test_each_row_of_the_refusals_table_is_matched(row):
+    """Each row is matched by its own code and text.
 
     Its error contains the service's code and description, and what to check.
     """
@@ -655,7 +655,7 @@ def test_a_rejected_sign_in_says_what_to_check(host, http, error, description, c
 
 
 def test_an_exceeded_login_rate_is_retryable(host, http):
-    """Too many sign-ins are a rejection that passes by itself, so the error can be retried."""
+    """Too many sign-ins are rejected only for a while, so the error can be retried."""
     refusal = {"error": "rate_limit_exceeded", "error_description": "login rate exceeded"}
     host.answer = lambda _request: Reply(400, refusal)
     with pytest.raises(AuthenticationError) as caught:
@@ -666,8 +666,8 @@ def test_an_exceeded_login_rate_is_retryable(host, http):
 @pytest.mark.parametrize(
     "body", [b"", b"<html>", b"[]", b'{"error": 5}', b'{"error_description": ["x"]}', b"\xff"]
 )
-def test_a_rejection_without_a_description_has_the_status(host, http, body):
-    """If the body has no usable error, the message contains the HTTP status."""
+def test_a_rejection_without_a_description_reports_the_status(host, http, body):
+    """If the body contains no usable error, the message contains the HTTP status."""
     host.answer = lambda _request: Reply(400, body)
     with pytest.raises(AuthenticationError, match="status 400"):
         credentials(host, http).get_session(None)

@@ -36,7 +36,7 @@ class Target(ABC):
 
     @abstractmethod
     def plan(self, kind: str, *, times: int = 1, **params: Any) -> None:
-        """Plan a fault, which happens *times* times."""
+        """Plan a fault that is triggered *times* times."""
 
     @abstractmethod
     def is_consumed(self) -> bool:

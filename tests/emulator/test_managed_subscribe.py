@@ -99,7 +99,7 @@ def test_not_found_status(client):
         (pb.ManagedFetchRequest(num_requested=1, developer_name="Other"), "fetch.request.invalid"),
     ],
 )
-def test_later_request_is_refused(filled, later, suffix):
+def test_invalid_later_request_is_refused(filled, later, suffix):
     """A later request ends an open stream if it is empty, requests a negative number of events, or
     names another subscription."""
     stream = hold(filled[1])
@@ -192,8 +192,7 @@ def test_eight_byte_form_is_committed(filled):
 
 
 def test_commits_coalesce(start):
-    """Commits that are pending at the same time share one answer, with the values of the last
-    one."""
+    """Commits that are pending together share one answer, which has the last one's values."""
     emulator, client = start(settings=Settings(commit_answer_delay_s=0.2))
     published = emulator.publish(ORDERS, orders(5))
     stream = client.managed()

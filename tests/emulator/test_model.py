@@ -132,8 +132,8 @@ def test_clock_jumps():
 @settings(max_examples=300)
 @given(payload=st.binary(max_size=200))
 def test_check_raises_only_schema_problems(payload):
-    """For any bytes, `Schema.check` either succeeds or raises `SchemaProblem`, and never another
-    exception of fastavro."""
+    """For any bytes, `Schema.check` either succeeds or raises `SchemaProblem`, never an exception
+    of fastavro's own."""
     schema = _account_schema()
     with contextlib.suppress(SchemaProblem):
         schema.check(payload)
@@ -160,7 +160,7 @@ def test_encode_rejects_invalid_values():
 
 
 def test_retention(start):
-    """An event expires after exactly 72 h, together with its replay ID; a newer event stays."""
+    """An event and its replay ID expire after exactly 72 h; a newer event is retained."""
     emulator, _ = start(clock=ManualClock())
     (old,) = emulator.publish(ORDERS, [{}])
     emulator.clock.jump(72 * 3600 - 1)

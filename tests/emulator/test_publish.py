@@ -65,16 +65,17 @@ def test_round_trip(client, order):
 
 @pytest.mark.parametrize("event_id", ["", "x" * 37])
 def test_blank_or_long_id_becomes_a_uuid(client, order, event_id):
-    """An event ID that is blank or longer than 36 characters is replaced by a UUID, which the
-    publish result contains."""
+    """An event ID that is blank or longer than 36 characters is replaced by a UUID, which is
+    returned in the publish result."""
     (result,) = publish(client, order(event_id)).results
     assert str(uuid.UUID(result.correlation_key)) == result.correlation_key
     assert client.subscribe().events(1)[0].event.id == result.correlation_key
 
 
 def test_invalid_events_are_refused_individually(start):
-    """In one request, each invalid event gets an error (undecodable payload, wrong or blank schema
-    ID, too large), the valid ones are published, and the results keep the order of the events."""
+    """In one request, each invalid event (undecodable payload, wrong or blank schema ID, too large)
+    is rejected with an error, the valid ones are published, and the results keep the order of the
+    events."""
     _, client = start(settings=Settings(event_bytes=500))
     schema_id, schema = schema_of(client, ORDERS)
     account_id, _ = schema_of(client, ACCOUNTS)
@@ -113,9 +114,9 @@ def test_publish_is_refused(client, order, topic, count, expected):
     assert client.refusal("Publish", request) == expected
 
 
-def test_oversized_request_fails_as_at_a_proxy(start):
+def test_oversized_request_fails_as_if_rejected_by_a_proxy(start):
     """A request above the size limit fails with UNAVAILABLE and without the service's trailers, as
-    if a proxy had refused it."""
+    if a proxy had rejected it."""
     _, client = start(settings=Settings(publish_request_bytes=100))
     request = pb.PublishRequest(topic_name=ORDERS, events=[pb.ProducerEvent(payload=b"x" * 200)])
     with pytest.raises(grpc.RpcError) as caught:

@@ -32,8 +32,8 @@ def headers(emulator, **changes):
     ],
 )
 def test_invalid_headers(emulator, changes, suffix):
-    """A wrong token or tenant returns the error code of failed authentication; a missing or
-    malformed header returns that of invalid headers."""
+    """A wrong token or tenant is rejected as failed authentication, and a missing or malformed
+    header as invalid headers."""
     client = Client(emulator.grpc_target, headers(emulator, **changes))
     assert client.refusal("GetTopic", TOPIC) == ("UNAUTHENTICATED", suffix)
     assert client.subscribe().refusal() == suffix
@@ -52,8 +52,8 @@ def test_forms_of_the_tenant(emulator, form):
 
 
 def test_statuses_can_be_overridden(start):
-    """A setting can replace the gRPC status of an error code, because some statuses of the real
-    service are not known."""
+    """A setting can replace the gRPC status of an error code, because the real service's statuses
+    are not all known."""
     code = "service.auth.headers.invalid"
     emulator, _ = start(settings=Settings(statuses={code: "INVALID_ARGUMENT"}))
     client = Client(emulator.grpc_target, headers(emulator, tenantid=""))

@@ -36,7 +36,7 @@ def ended(stream: Any) -> tuple[str, str]:
 
 
 def called(org: Any, **headers: str) -> tuple[str, str]:
-    """Call GetTopic with other headers, which must fail; return the error's status and code."""
+    """Call GetTopic with changed headers, expecting a rejection; return its status and code."""
     metadata = tuple({**org.metadata, **headers}.items())
     request = pb.TopicRequest(topic_name=org.topic)
     with pytest.raises(grpc.RpcError) as caught:
@@ -95,8 +95,7 @@ def test_every_published_event_gets_a_result(org, event):
 
 
 def test_invalid_payload_fails_alone(org, event):
-    """An invalid payload gets a result with an error; the other event of the same request is
-    published."""
+    """An invalid payload is rejected with an error; the other event in the request is published."""
     good, bad = publish(org, event(), event(b"\xff")).results
     assert good.replay_id
     assert bad.HasField("error")

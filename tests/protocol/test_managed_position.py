@@ -108,9 +108,9 @@ def test_response_without_position_does_not_begin_a_stream() -> None:
     assert managed.take(events(9)) is not None, "the first position is still checked"
 
 
-def test_gap_if_a_stream_skips_unacked_events_by_a_keepalive() -> None:
+def test_gap_if_a_keepalive_skips_unacked_events() -> None:
     """A stream that begins with a keepalive reports a gap if the ledger still has an unacked event,
-    because the service will not send it again."""
+    because the service will not redeliver it."""
     managed = confirmed()
     managed.reopen()
     gap = managed.take(keepalive(9))
@@ -174,8 +174,8 @@ def test_no_gap_if_a_keepalive_repeats_the_last_position() -> None:
 
 @pytest.mark.parametrize("acked", [(), (1,), (1, 2)], ids=["none-acked", "one", "all"])
 def test_no_gap_if_the_stream_restarts_at_the_first_event(acked: tuple[int, ...]) -> None:
-    """A stream that begins with the first event again shows that the service goes back, as with
-    EARLIEST. A later stream that does not is reported as "repositioned"."""
+    """A stream that begins with the first event again shows that the service restarts there, as
+    with EARLIEST. A later stream that does not is reported as "repositioned"."""
     managed = Managed()
     managed.take(events(1, 2))
     for each in acked:

@@ -115,9 +115,9 @@ def test_drain_waits_ten_seconds_for_a_commit_answer() -> None:
     assert script.settled[ticket] is script.finish.error
 
 
-def test_commit_answer_while_closing_counts() -> None:
-    """A commit answer that arrives after the half-close still counts, so the subscription ends
-    without an error."""
+def test_commit_answer_after_the_half_close_is_accepted() -> None:
+    """A commit answer that arrives after the half-close confirms the commit, so the subscription
+    ends without an error."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -355,7 +355,7 @@ def test_abort_ends_at_once() -> None:
 
 
 def test_abort_without_a_stream_only_finishes() -> None:
-    """An abort between two streams has no stream to cancel."""
+    """Between two streams, an abort ends the subscription without a stream to cancel."""
     script = streaming()
     script.end(failure())
 
@@ -363,7 +363,7 @@ def test_abort_without_a_stream_only_finishes() -> None:
 
 
 def test_acks_after_the_end_are_ignored() -> None:
-    """An ack by a late worker, after the end, does nothing and raises nothing."""
+    """After the end, an ack from a late worker has no effect and raises no error."""
     script = streaming()
     script.read(events(2))
     script._did(script.protocol.abort())

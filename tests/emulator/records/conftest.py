@@ -19,7 +19,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def org(tmp_path, clock) -> Iterator[EmulatorServer]:
-    """An emulator that is not started: it has no server, only its state."""
+    """An emulator that has not been started: only its state, without a server."""
     emulator = EmulatorServer(tmp_path / "org", clock=clock)
     for name in ("Contact", "Opportunity", "Order__c"):
         select(emulator, name)

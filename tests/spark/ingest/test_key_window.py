@@ -55,7 +55,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
 
 
 class Table:
-    """The rows of a raw table in order, as the only truth about what was written."""
+    """The rows of a raw table in order: the reference for what was written."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[bytes, int, float]] = []
@@ -127,9 +127,7 @@ def records_of(keys: list[bytes], marks: list[int]) -> np.ndarray:
 
 
 def test_a_run_finds_the_keys_that_were_written_and_no_others(tmp_path: Path):
-    """Among many keys, a run finds exactly those in its file, with their marks, also after it was
-    opened again.
-    """
+    """A run finds exactly the keys in its file, with their marks, and can be reopened."""
     count = 5_000
     run = run_of(tmp_path, records_of([key(n) for n in range(count)], list(range(count))))
     asked = [key(n) for n in range(-20_000, count)]
@@ -184,10 +182,8 @@ def test_damaged_run_is_detected_when_it_is_opened(tmp_path: Path, damage: str):
         KeyRun.open(tmp_path, run.entry)
 
 
-def test_key_of_another_length_is_rejected(tmp_path: Path):
-    """A key that does not have 16 bytes raises an error, because it would shift all keys
-    after it.
-    """
+def test_key_of_the_wrong_length_is_rejected(tmp_path: Path):
+    """A key that is not 16 bytes long raises an error, because it would shift all keys after it."""
     window = KeyWindow("t", tmp_path / "keys")
     with pytest.raises(ValueError, match="16 bytes"):
         window.find([key(1)[:8]])
@@ -208,7 +204,7 @@ def test_window_without_length_or_keys_is_rejected(tmp_path: Path, length: float
 
 
 def test_a_small_window_needs_no_disk(tmp_path: Path):
-    """A window with few keys has them in memory only and creates no files."""
+    """A window with few keys keeps them only in memory and creates no files."""
     window, table = KeyWindow("t", tmp_path / "keys", LENGTH), Table()
     table.fill(window, START)
     table.add(window, list(range(1000)), START)
@@ -219,7 +215,7 @@ def test_a_small_window_needs_no_disk(tmp_path: Path):
 @pytest.mark.parametrize("seed", range(5))
 def test_window_agrees_with_a_model(tmp_path: Path, small: None, seed: int):
     """After random batches, pauses, restarts and writes of unknown outcome, the window finds the
-    keys that the model has, and no obsolete files are left.
+    keys that the model expects, and no obsolete files remain.
     """
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -334,8 +330,8 @@ def test_expired_keys_are_deleted_with_their_files(tmp_path: Path, small: None):
 def test_window_with_too_many_keys_covers_a_shorter_time(
     tmp_path: Path, small: None, caplog: pytest.LogCaptureFixture
 ):
-    """The window drops its oldest keys at the configured maximum, logs a warning, and reports since
-    when it is complete, also after a restart.
+    """At the configured maximum, the window drops its oldest keys, logs a warning, and reports the
+    time from which it is complete, even after a restart.
     """
     window, table = KeyWindow("t", tmp_path / "keys", LENGTH, max_keys=200), Table()
     table.fill(window, START)
@@ -420,9 +416,9 @@ def test_full_disk_raises_and_loses_no_keys(
 # Changed settings and crashes.
 
 
-def test_lengthened_window_knows_what_it_lacks(tmp_path: Path, small: None):
-    """A window that was shorter before reports only the time that it really covers, so that older
-    keys are looked up in the table.
+def test_lengthened_window_reports_only_what_it_covers(tmp_path: Path, small: None):
+    """A window that used to be shorter reports only the time it really covers, so that older keys
+    are looked up in the table.
     """
     window, table = KeyWindow("t", tmp_path / "keys", 2 * HOUR), Table()
     times = [START - n * 600.0 for n in reversed(range(60))]
