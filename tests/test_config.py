@@ -194,9 +194,7 @@ def test_a_secret_readable_by_others_causes_a_warning(file, caplog, mode, warned
     ],
 )
 def test_an_unknown_variable_is_rejected(variable, suggestion):
-    """An unknown SFPUBSUB_ variable raises an error that suggests a name and does not show the
-    value.
-    """
+    """An unknown SFPUBSUB_ variable raises an error that suggests a name and hides the value."""
     with pytest.raises(ConfigurationError, match=suggestion) as caught:
         Settings.load({}, {variable: "hush"})
     assert "hush" not in str(caught.value)

@@ -25,7 +25,9 @@ def test_a_replay_id_survives_its_text_forms(value: bytes):
 
 
 def test_replay_ids_cannot_be_ordered_or_converted_to_numbers():
-    """Replay ids are opaque: ordering or converting them raises, and they never equal bytes."""
+    """Replay ids are opaque: ordering or converting them raises an error, and they never equal
+    bytes.
+    """
     one, other = ReplayId(b"\x01"), ReplayId(b"\x02")
     with pytest.raises(TypeError):
         _ = one < other
@@ -89,7 +91,7 @@ def test_the_dedupe_key_of_an_event_depends_only_on_its_id():
 def test_the_dedupe_key_without_an_id_uses_schema_and_payload(
     s1: str, p1: bytes, s2: str, p2: bytes
 ):
-    """Without an event id, two keys are equal only if schema id and payload are equal."""
+    """Without an event id, two keys are equal only if both schema id and payload are equal."""
     assert (dedupe_key("", s1, p1) == dedupe_key("", s2, p2)) == ((s1, p1) == (s2, p2))
 
 

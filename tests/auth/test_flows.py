@@ -346,9 +346,9 @@ def test_the_emulators_userinfo_returns_the_organisation(run_emulator):
 
 
 def test_a_command_signs_in(run_emulator, tmp_path, capsys, monkeypatch):
-    """A command combines a file's settings, a profile and a secret from the environment.
+    """A command combines settings from a file, a profile and a secret from the environment.
 
-    A wrong secret makes it exit with 3, and is not printed.
+    With a wrong secret it exits with code 3 and does not print the secret.
     """
     from sfpubsub.cli.main import run
 

@@ -195,7 +195,7 @@ def test_the_audience_of_an_assertion(login_url, given, audience, key_file):
 def test_an_invalid_private_key_file_raises(tmp_path):
     """The error names the file that is not a key or doesn't exist.
 
-    For a broken key, it is not chained to an exception that could show the file's content.
+    An error about a broken key is not chained to one that could show the file's content.
     """
     bad = tmp_path / "key.pem"
     bad.touch(mode=0o600)
@@ -345,7 +345,7 @@ def test_an_unknown_organisation_raises(host, http):
 
 @pytest.mark.parametrize("given", ["00D000000000002", "core/acme/00D000000000002EAA"])
 def test_a_tenant_setting_of_another_org_raises(host, http, given):
-    """The service would report a wrong token; the error here names both organisations instead."""
+    """The service would only report a wrong token; this error names both organisations."""
     with pytest.raises(ConfigurationError, match=f"{ORG}.*00D000000000002"):
         credentials(host, http, tenant_id=given).get_session(None)
 

@@ -329,7 +329,7 @@ def test_random_text_expands_or_raises_a_decode_error(entries):
 
 
 def test_the_cache_of_bitmaps_is_bounded():
-    """An entry that repeats returns the cached object; many different ones don't exceed the limit.
+    """A repeated entry returns the cached object; many different ones don't exceed the limit.
 
     Errors are not cached.
     """

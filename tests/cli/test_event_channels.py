@@ -223,7 +223,7 @@ def test_names_are_read_from_metadata(org):
     ],
 )
 def test_malformed_channel_answer_is_a_protocol_error(org, channels, metadata):
-    """An answer that does not have Salesforce's form is an error and makes no channel."""
+    """A malformed answer raises an error instead of returning a channel."""
     with pytest.raises(RemoteProtocolError):
         EventChannels(org(answering(channels, metadata)), "60.0").channels()
 

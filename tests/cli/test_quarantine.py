@@ -29,7 +29,7 @@ ID = schema_id_of(SCHEMA)
 
 @pytest.fixture
 def kept(tmp_path: Path) -> FileQuarantine:
-    """Return the quarantine of a table in a temporary directory."""
+    """The quarantine of a table in a temporary directory."""
     return FileQuarantine(tmp_path / "table" / "_quarantine")
 
 
@@ -60,8 +60,8 @@ def run_quarantine(kept: FileQuarantine, command: str, *arguments: str) -> int:
 
 
 def test_list_and_show_print_the_entries(kept, capsys):
-    """List prints a line for each event in order of arrival; show prints one event with its payload
-    and schema. An unknown key is an error.
+    """`list` prints a line for each event in order of arrival; `show` prints one event with its
+    payload and schema. An unknown key is an error.
     """
     keys = put(kept, 3, 1, 2)
     assert run_quarantine(kept, "list") == 0

@@ -50,8 +50,8 @@ def expected_line(event: Event, payload: object) -> str:
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_line_equals_the_output_of_json(raw):
-    """A line is what ``json`` would write, whatever characters ids and topics contain and however
-    schemas and topics alternate.
+    """A line equals what ``json`` would write, whatever characters are in ids and topics and
+    however schemas and topics alternate.
     """
     order, change = Codec(ODD, ORDER), Codec("change", CHANGE)
     values = {

@@ -177,7 +177,7 @@ def test_asking_for_a_batch_acks_at_once_even_if_none_is_there(face):
 def test_number_of_flushes_of_a_file_store(tmp_path, monkeypatch):
     """The newest position is stored about once a second.
 
-    Each time there are two flushes: of the file and of its name.
+    Each time there are two flushes: of the file and of its directory.
     """
     service, flushed = CountingService(1), []
     sync = os.fsync

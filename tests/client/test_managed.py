@@ -75,7 +75,7 @@ def test_a_thousand_events_on_one_stream(run_emulator, connect, settings):
 
 
 def test_second_run_resumes_after_the_acked_events(run_emulator, connect):
-    """Leaving the block commits what was acked, and nothing else."""
+    """Leaving the block commits exactly what was acked."""
     emulator = run_emulator(settings=Settings(events_per_response=10))
     emulator.publish(TOPIC, orders(30))
     client = connect(emulator)
@@ -234,7 +234,7 @@ def test_unknown_name_is_an_error_and_not_retried(run_emulator, connect):
 
 
 def test_subscription_can_be_opened_by_its_record_id(run_emulator, connect):
-    """The id of the Tooling API record can be used in place of the developer name."""
+    """The id of the Tooling API record can be used instead of the developer name."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     record_id = emulator.managed.get(NAME).subscription_id
@@ -257,7 +257,7 @@ def test_client_resumes_when_the_service_restarts(run_emulator, connect, tmp_pat
 
 
 def test_keepalives_move_the_committed_position_of_an_idle_topic(run_emulator, connect):
-    """The position of a topic without events follows the org's newest position."""
+    """The committed position of a topic without events advances with the org's newest position."""
     emulator = run_emulator(settings=Settings(keepalive_s=0.05, tip_refresh_s=0.0))
     emulator.publish(TOPIC, orders(1))
     with connect(emulator).subscribe_managed(NAME) as subscription:

@@ -243,7 +243,7 @@ def test_a_killed_client_leaves_no_threads_and_frees_its_slot(emulator):
 
 
 def drop(address: tuple[str, int], count: int, say: bytes, reset: bool) -> int:
-    """Open *count* connections, send *say*, and drop them; return how many were opened."""
+    """Open *count* connections, send *say* on each, and drop it; return how many were opened."""
     opened = 0
     for _ in range(count):
         with contextlib.suppress(OSError), socket.create_connection(address, WAIT_S) as connection:

@@ -1,5 +1,5 @@
-"""ManagedSubscribe: how a subscription is named, its slot (only one stream may be open at a time),
-commits and their refusals, and the commit deadline."""
+"""Tests of ManagedSubscribe: how a subscription is named, its slot (only one stream may be open at
+a time), commits and their refusals, and the commit deadline."""
 
 from __future__ import annotations
 
@@ -391,8 +391,8 @@ def test_stop_ends_the_stream_and_deletes_the_position(filled):
 
 
 def test_delete_ends_the_stream(filled):
-    """Deleting a subscription ends its stream with `config.deleted`; afterwards its name is not
-    found."""
+    """Deleting a subscription ends its stream with `config.deleted`; after that, its name is
+    unknown."""
     emulator, client, _ = filled
     stream = hold(client)
     emulator.managed.delete(MANAGED)
@@ -404,8 +404,8 @@ def test_delete_ends_the_stream(filled):
 
 
 def test_second_stream_is_refused(filled):
-    """While a stream is open, a second one gets ALREADY_EXISTS, and the first continues to receive
-    events."""
+    """While a stream is open, a second one is refused with ALREADY_EXISTS, and the first still
+    receives events."""
     emulator, client, _ = filled
     first = hold(client)
     status, _, trailers = client.managed().end()
@@ -433,8 +433,7 @@ def test_slot_is_free_after_the_end(filled, how):
 
 
 def test_slot_release_setting(start):
-    """With `slot_release_s` the slot stays occupied for that many seconds after its stream has
-    ended."""
+    """With `slot_release_s`, the slot stays occupied for that many seconds after a stream."""
     emulator, client = start(clock=ManualClock(), settings=Settings(slot_release_s=15))
     emulator.publish(ORDERS, orders(1))
     stream = hold(client)
@@ -459,8 +458,7 @@ for response in stub.ManagedSubscribe(iter(requests.get, None), metadata=metadat
 
 
 def test_slot_is_free_soon_after_a_kill(filled):
-    """The slot of a client process becomes free after the process is killed with SIGKILL while its
-    stream is idle.
+    """When a client process with an idle stream is killed with SIGKILL, its slot becomes free.
 
     This usually takes less than a second; the timeout of five seconds is for a busy machine.
     """

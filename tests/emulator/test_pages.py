@@ -1,5 +1,5 @@
-"""Pages: encoded runs of events that all streams at the same position share, and that never contain
-lost events."""
+"""Tests of pages: encoded runs of events that all streams at the same position share, and that
+never contain lost events."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_lost_events_are_not_in_any_page(emulator, limit, what, left):
 
 
 def test_incomplete_page_is_replaced(emulator):
-    """A page that is not full is replaced when new events arrive; a full one is kept."""
+    """A page that is not full is replaced after new events arrive; a full one is kept."""
     emulator.publish(ORDERS, [{}, {}])
     _, first = pages_of(emulator)
     full, last = first(2), first(3)

@@ -1,4 +1,4 @@
-"""Publish, PublishStream, GetTopic and GetSchema of the emulator."""
+"""Tests of the emulator's Publish, PublishStream, GetTopic and GetSchema."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def publish(client, *events, topic=ORDERS):
 
 
 def test_round_trip(client, order):
-    """A subscriber receives a published event unchanged, with the ID that the publisher set and the
-    replay ID of the publish result."""
+    """A subscriber receives a published event unchanged: with the publisher's ID, and with the
+    replay ID from the publish result."""
     event = order("order-1", City__c="Graz")
     (result,) = publish(client, event).results
     assert result.correlation_key == "order-1"
@@ -180,7 +180,7 @@ def test_get_topic(emulator, client):
     ],
 )
 def test_lookups_are_refused(client, rpc, request_, expected):
-    """GetTopic and GetSchema return a distinct error code for a blank and for an unknown name."""
+    """GetTopic and GetSchema reject a blank name and an unknown name with different error codes."""
     assert client.refusal(rpc, request_) == expected
 
 

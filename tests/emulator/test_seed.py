@@ -1,4 +1,4 @@
-"""Seed files: the default seed, the format, and the error for each invalid one."""
+"""Tests of seed files: the default seed, the format, and the error for each invalid one."""
 
 from __future__ import annotations
 

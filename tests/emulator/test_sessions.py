@@ -1,4 +1,4 @@
-"""The three authentication headers of a gRPC call, and the errors for invalid ones."""
+"""Tests of the three authentication headers of a gRPC call, and of the errors for invalid ones."""
 
 from __future__ import annotations
 

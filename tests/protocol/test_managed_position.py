@@ -41,7 +41,7 @@ class Managed:
         self.new_stream()
 
     def take(self, response: Response) -> Gap | None:
-        """Process a response as the intake does; return the gap before it, or None."""
+        """Process a response as the intake does; return the gap reported before it, or None."""
         _, gap = self.position.began(response, self.last)
         self.last = response.position or self.last
         for raw in response.events:
@@ -131,9 +131,9 @@ def test_no_gap_after_all_events_were_committed() -> None:
 # Before the first confirmed commit. The service may have no position, and begin at LATEST.
 
 
-def test_gap_if_the_stream_before_received_nothing() -> None:
+def test_gap_if_the_previous_stream_received_nothing() -> None:
     """After a stream without any response, the next one reports a gap: if it began at LATEST,
-    events published in between are lost."""
+    events published in between were lost."""
     for response in (events(7), keepalive(7)):
         managed = Managed()
         managed.reopen()
@@ -142,8 +142,8 @@ def test_gap_if_the_stream_before_received_nothing() -> None:
         assert managed.take(response) == gap
 
 
-def test_gap_if_the_stream_before_received_only_a_keepalive() -> None:
-    """A keepalive whose commit was not sent or not answered is not a confirmed position, so the
+def test_gap_if_the_previous_stream_received_only_a_keepalive() -> None:
+    """A keepalive whose commit was not sent or not answered does not confirm a position, so the
     next stream reports a gap."""
     managed = Managed()
     managed.take(keepalive(3))
@@ -202,7 +202,7 @@ def test_no_gap_if_the_stream_begins_with_any_known_event() -> None:
 
 
 @pytest.mark.parametrize("first", [events(9), keepalive(9)])
-def test_gap_if_received_events_are_not_sent_again(first: Response) -> None:
+def test_gap_if_received_events_are_not_redelivered(first: Response) -> None:
     """A stream that begins after the uncommitted events reports a gap, since it may have begun at
     LATEST."""
     managed = Managed()
@@ -230,7 +230,7 @@ def test_next_known_event_confirms_an_unanswered_commit() -> None:
 @pytest.mark.parametrize("first", [events(9), keepalive(9)])
 def test_gap_if_the_commit_of_all_events_was_not_answered(first: Response) -> None:
     """A stream that begins with something new may follow the unanswered commit or begin at LATEST,
-    so a gap is reported and the commit is not confirmed."""
+    so it reports a gap and leaves the commit unconfirmed."""
     managed = Managed()
     managed.take(events(1, 2))
     managed.send(1, 2)

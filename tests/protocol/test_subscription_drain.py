@@ -206,8 +206,8 @@ def test_drain_waits_for_a_session_to_commit() -> None:
 
 
 def test_drain_ends_if_no_session_is_available() -> None:
-    """Draining ends with `CommitError` if the sign-in fails temporarily or takes over 10 s, and
-    with the sign-in's own error if it fails for good."""
+    """Draining ends with `CommitError` if signing in fails temporarily or takes over 10 s, and with
+    the sign-in's own error if it fails permanently."""
     down = broken(failure(FailureKind.REAUTHENTICATE))
     down.drain()
     down._did(down.protocol.renewal_failed(failure(), down.now, 0.5))
@@ -338,8 +338,8 @@ def test_second_drain_does_nothing() -> None:
 
 
 def test_abort_ends_at_once() -> None:
-    """An abort cancels the stream, drops unread batches, settles waiting callers with
-    `CommitError`, and ends. A second one does nothing."""
+    """An abort cancels the stream, drops unread batches, fails waiting callers with `CommitError`,
+    and ends the subscription. A second one does nothing."""
     script = streaming()
     script.read(events(2))
     script.respond(events(3))

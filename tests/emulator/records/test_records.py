@@ -134,7 +134,7 @@ def test_a_polymorphic_lookup_accepts_each_of_its_objects(org, user):
 
 
 def test_undelete_takes_a_record_out_of_the_recycle_bin(org, user):
-    """A deleted record is found only by queries that include deleted records.
+    """Queries find a deleted record only if they include deleted records.
 
     It cannot be updated, and it can be undeleted only once.
     """

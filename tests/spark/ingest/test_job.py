@@ -108,7 +108,7 @@ def test_batch_is_written_when_other_sources_write():
 
 
 def test_batch_is_written_when_it_reaches_batch_bytes():
-    """A batch is limited by its bytes as well as by its number of events."""
+    """A batch is limited in bytes as well as in number of events."""
     subscription = FakeSubscription([2, 2, 2, 2])
     job, writer = job_of(subscription, idle_timeout=1.0, batch_bytes=30)
     job.run()
@@ -503,8 +503,8 @@ def test_rejected_position_that_ends_a_job_is_not_recorded_as_a_gap():
 
 
 def test_commit_is_recorded_after_its_confirmation():
-    """When the service confirms a commit, one entry with the sums of all writes since the previous
-    entry is recorded. `settle` records a commit that was confirmed at the end.
+    """When the service confirms a commit, one entry is recorded, with the totals of all writes
+    since the previous entry. `settle` records a commit that was confirmed at the end.
     """
 
     def confirm() -> None:

@@ -1,6 +1,6 @@
 """Tests of the window of dedupe keys, with real files and a simulated clock, and without Spark.
 
-Recent keys are in memory and older ones in runs, which are sorted files on local disk.
+Recent keys are kept in memory and older ones in runs, which are sorted files on local disk.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def test_a_run_finds_the_keys_that_were_written_and_no_others(tmp_path: Path):
 @settings(max_examples=40, deadline=None)  # files are flushed to disk, which may be slow
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=40))
 def test_keys_that_share_half_of_their_bytes_are_told_apart(pairs: list[tuple[int, int]]):
-    """A key is found only if both of its halves match, although the first half alone predicts its
-    position.
+    """A key is found only if both of its halves match, even though the first half alone predicts
+    its position.
     """
     keys = sorted({head.to_bytes(8, "little") + tail.to_bytes(8, "little") for head, tail in pairs})
     asked = [h.to_bytes(8, "little") + t.to_bytes(8, "little") for h in range(3) for t in range(4)]
@@ -193,7 +193,7 @@ def test_key_of_the_wrong_length_is_rejected(tmp_path: Path):
 
 @pytest.mark.parametrize(("length", "max_keys"), [(0.0, 5), (5.0, 0)])
 def test_window_without_length_or_keys_is_rejected(tmp_path: Path, length: float, max_keys: int):
-    """A window length or a maximum number of keys of 0 raises an error, because such a window finds
+    """A window length of 0 or a maximum of 0 keys raises an error, because such a window would find
     nothing.
     """
     with pytest.raises(ValueError, match="a dedupe window"):
@@ -252,7 +252,7 @@ def test_window_agrees_with_a_model(tmp_path: Path, small: None, seed: int):
 
 
 def test_restart_reads_only_rows_newer_than_the_runs(tmp_path: Path, small: None):
-    """A start reads only the rows of the last batches, however large the table is."""
+    """On a restart, only the rows of the last batches are read, however large the table is."""
     window, table = KeyWindow("t", tmp_path / "keys", LENGTH), Table()
     table.fill(window, START)
     for first in range(0, 1000, 7):
@@ -301,7 +301,7 @@ def test_restored_table_is_loaded_again(tmp_path: Path, small: None):
 
 
 def test_keys_of_another_table_are_ignored(tmp_path: Path, small: None):
-    """A window ignores the keys in its directory if they belong to another table, as in a copied
+    """A window ignores keys in its directory that belong to another table, as in a copied
     directory.
     """
     window, table = KeyWindow("t", tmp_path / "keys", LENGTH), Table()

@@ -27,8 +27,8 @@ class WaitingSubscription(FakeSubscription):
 
 
 def stream_of(source: Source, script: list, log: list[str]) -> Stream:
-    """Return a stream with a scripted subscription, which adds its source's name to *log* when it
-    is finished.
+    """Return a stream with a scripted subscription; when finished, it adds its source's name to
+    *log*.
     """
     subscription = WaitingSubscription(script, patience=500.0)
     job = IngestJob(subscription, FakeWriter(subscription), clock=subscription.clock)

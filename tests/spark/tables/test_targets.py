@@ -1,6 +1,6 @@
-"""Every kind of target applies each step to a table once, completely and in order.
+"""Tests that every kind of target applies each step to a table once, completely and in order.
 
-The tests use the table format of the session (conftest.py), with a path, a URL and a catalog.
+They use the table format of the session (conftest.py), with a path, a URL and a catalog.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def test_the_destination_of_a_target_is_parsed(text, format_, catalog, local):
 
 
 def test_a_remote_parquet_target_is_rejected():
-    """An object store has no rename that would make all files of a step visible at once."""
+    """An object store has no rename that could make all files of a step visible at once."""
     with pytest.raises(ConfigurationError, match="use a local directory, or a table format"):
         Place.parse("s3a://bucket/x", "parquet")
 
