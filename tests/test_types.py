@@ -62,7 +62,7 @@ def test_an_empty_replay_id_or_a_number_is_rejected():
 def test_start_positions_parse_from_all_accepted_forms():
     """A start position can be given as a preset, a hex string or a ReplayId.
 
-    Only CUSTOM has an id, and needs one.
+    Only CUSTOM takes an id, and it requires one.
     """
     assert start_position("latest") == StartPosition.latest()
     assert start_position("earliest") == StartPosition.earliest()

@@ -501,8 +501,8 @@ def test_a_host_that_is_down_raises_a_retryable_error(host, http, status):
 
 
 def test_a_refused_connection_raises_a_retryable_error():
-    """If nothing listens on the port, the error says that the connection was refused, and can be
-    retried.
+    """If nothing is listening on the port, the error says that the connection was refused, and can
+    be retried.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -711,7 +711,7 @@ def settings(**values: str) -> Settings:
     ],
 )
 def test_the_settings_choose_the_flow(given, kind):
-    """The setting ``auth`` chooses the flow, and each setting that it needs is named if missing."""
+    """The setting ``auth`` chooses the flow; any setting that the flow needs but lacks is named."""
     assert type(session_provider(settings(**given))) is kind
     for name in given.keys() - {"auth"}:
         rest = {key: value for key, value in given.items() if key != name}

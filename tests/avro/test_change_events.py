@@ -653,8 +653,8 @@ def event_of(codec: Codec, payload: bytes, **more) -> Event:
 
 
 def test_changed_fields_need_no_other_entry_of_the_header():
-    """``changed_fields`` works if the header's other lists are invalid, and raises if its own
-    list is missing.
+    """``changed_fields`` works even if the header's other lists are invalid, and raises an error if
+    its own list is missing.
     """
     codec = Codec("id", schema_text("shipment_change"))
     header = {**FACTS, "changedFields": ["0x04"], "nulledFields": ["?"], "diffFields": ["?"]}

@@ -189,7 +189,7 @@ def answering(channels: object, metadata: object) -> Callable[[Request], Reply]:
 
 @pytest.fixture
 def org():
-    """Return a function that makes a client of an org whose answers come from the given handler."""
+    """Return a function that creates a client for an org that answers with the given handler."""
     with contextlib.ExitStack() as opened:
 
         def make(answer: Callable[[Request], Reply]) -> OrgClient:

@@ -185,7 +185,7 @@ def test_undecodable_events_stay_after_a_redrive(kept, capsys):
     assert [line["payload"]["n"] for line in lines(capsys)] == [1, 3]
 
 
-def test_payload_that_does_not_fit_its_schema_stays(kept, capsys):
+def test_payload_that_does_not_fit_its_schema_is_not_redriven(kept, capsys):
     """Redrive reports the event and prints nothing, although the schema is stored with it."""
     kept.put(
         [

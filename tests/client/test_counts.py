@@ -137,8 +137,8 @@ def test_number_of_driver_turns(managed, monkeypatch):
 
 
 @pytest.mark.parametrize("face", ["sync", "cancelled", "asyncio"])
-def test_asking_for_a_batch_acks_at_once_even_if_none_is_there(face):
-    """Finished events are acked without waiting for more, which may take an hour."""
+def test_asking_for_a_batch_acks_at_once_even_if_none_is_ready(face):
+    """Finished events are acked without waiting for more, which may take an hour to arrive."""
     service = CountingService(EVENTS)
 
     def sync() -> None:

@@ -288,7 +288,7 @@ ACCOUNT = {
 
 
 def test_drain_waits_for_the_last_commit_answer(run_emulator, connect):
-    """Leaving the block with everything acked leaves nothing uncommitted."""
+    """If everything is acked when the block is left, nothing stays uncommitted."""
     emulator = run_emulator(settings=Settings(commit_answer_delay_s=0.2))
     results = emulator.publish(TOPIC, orders(7))
     with connect(emulator).subscribe_managed(NAME, ack="manual") as subscription:
@@ -311,7 +311,7 @@ def test_drain_without_a_commit_answer_raises(run_emulator, connect):
 
 
 def test_abort_closes_the_subscription_at_once(run_emulator, connect):
-    """An abort, for a second Ctrl-C, does not wait for the answer to a commit."""
+    """An abort, as on a second Ctrl-C, does not wait for the answer to a commit."""
     emulator = run_emulator(settings=Settings(commit_answer_delay_s=60.0))
     emulator.publish(TOPIC, orders(1))
     subscription = connect(emulator).subscribe_managed(NAME)

@@ -90,7 +90,7 @@ def test_publish_rejects_invalid_lines(command, running, topic, line, said):
 
 
 def test_topics_and_subscriptions(command, running):
-    """`topics` and `subscriptions` print the names and counts of the emulator's health page."""
+    """`topics` and `subscriptions` print the names and counts from the emulator's health page."""
     rows = command("topics")[1]
     assert ORDERS in {row["name"] for row in rows}
     assert {"published", "delivered", "streams"} <= set(rows[0])

@@ -125,8 +125,8 @@ def test_dropped_poll_loses_its_events_to_the_session(emulator, client, with_eve
         assert ids(client.read(2))[1:] == found
 
 
-def test_a_response_is_sent_slowly(emulator, client):
-    """The fault `drip_answer` sends a response slowly, but completely."""
+def test_a_response_is_sent_slowly_but_completely(emulator, client):
+    """The fault `drip_answer` sends a response slowly, but in full."""
     emulator.faults.add(Fault("drip_answer", seconds=0.05))
     assert client.connect(advice={"timeout": 0})[0]["successful"]
 

@@ -83,7 +83,7 @@ def test_first_request_is_refused(client, first, suffix):
     assert found in (P + suffix, P + "subscription." + suffix)
 
 
-def test_not_found_status(client):
+def test_unknown_name_ends_the_stream_with_not_found(client):
     """An unknown developer name ends the stream with NOT_FOUND, and the error text contains the
     name."""
     status, details, _ = client.managed(developer_name="Nobody").end()
@@ -181,7 +181,7 @@ def test_commit_request_id_may_be_empty(filled):
     assert stream.answer().replay_id == published[0].replay_id
 
 
-def test_eight_byte_form_is_committed(filled):
+def test_eight_byte_replay_id_can_be_committed(filled):
     """A commit accepts the first eight bytes of a replay ID in place of the full ID."""
     emulator, client, published = filled
     stream = client.managed()
@@ -341,7 +341,7 @@ def test_commit_deadline(start):
 
 
 @pytest.mark.parametrize("counts", [False, True])
-def test_commit_and_the_idle_timeout(start, counts):
+def test_commit_does_not_extend_the_idle_timeout_by_default(start, counts):
     """By default a commit does not extend the 60 s after which an idle stream is closed, which is
     the harder case for a client; with `commits_reset_idle` it does."""
     settings = Settings(commits_reset_idle=counts, commit_answer_delay_s=0)

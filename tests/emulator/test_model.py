@@ -44,7 +44,7 @@ def test_byte_order_is_never_arrival_order(length):
 
 
 @given(position=POSITIONS)
-def test_ten_byte_form(position):
+def test_ten_byte_replay_id(position):
     """A ten-byte replay ID is a number below 2**53 followed by two zero bytes, and its first eight
     bytes alone are accepted as well."""
     ids = ReplayIds(10)

@@ -107,7 +107,7 @@ def test_invalid_events_are_refused_individually(start):
         (CHANGES, 1, ("PERMISSION_DENIED", "publish.topic.cannot.publish")),
     ],
 )
-def test_publish_is_refused(client, order, topic, count, expected):
+def test_invalid_publish_request_is_refused(client, order, topic, count, expected):
     """A request is refused as a whole if its topic is blank, unknown or read-only, or if it
     contains no events."""
     request = pb.PublishRequest(topic_name=topic, events=[order()] * count)
@@ -179,7 +179,7 @@ def test_get_topic(emulator, client):
         ("GetSchema", pb.SchemaRequest(schema_id="x"), ("NOT_FOUND", "schema.not.found")),
     ],
 )
-def test_lookups_are_refused(client, rpc, request_, expected):
+def test_invalid_lookups_are_refused(client, rpc, request_, expected):
     """GetTopic and GetSchema reject a blank name and an unknown name with different error codes."""
     assert client.refusal(rpc, request_) == expected
 

@@ -42,7 +42,7 @@ def test_invalid_headers(emulator, changes, suffix):
 
 
 @pytest.mark.parametrize("form", ["{15}", "{18}", "core/my-domain/{18}", "core/my-domain/{15}"])
-def test_forms_of_the_tenant(emulator, form):
+def test_accepted_forms_of_the_tenant_id(emulator, form):
     """The tenant ID is accepted with 15 and 18 characters, both alone and in the form
     core/<domain>/<org>."""
     tenant = form.replace("{15}", emulator.tenant_id[:15]).replace("{18}", emulator.tenant_id)

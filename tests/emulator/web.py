@@ -1,4 +1,4 @@
-"""A minimal HTTP client for the emulator; uses no code of this package's client."""
+"""A minimal HTTP client for the emulator, independent of this package's own client."""
 
 from __future__ import annotations
 

@@ -80,7 +80,9 @@ def test_empty_auth_header_is_rejected(org, header):
 
 def test_wrong_token_is_rejected(org):
     """A wrong token is rejected with the code ``service.auth.error``."""
-    assert rejection(org, accesstoken=f"{org.tenant_id[:15]}!wrong") == refused("service.auth.error")
+    assert rejection(org, accesstoken=f"{org.tenant_id[:15]}!wrong") == refused(
+        "service.auth.error"
+    )
 
 
 def test_every_published_event_gets_a_result(org, event):

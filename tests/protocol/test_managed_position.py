@@ -243,7 +243,7 @@ def test_gap_if_the_commit_of_all_events_was_not_answered(first: Response) -> No
     assert managed.position.uncommitted() is not None
 
 
-def test_commit_of_all_events_is_confirmed_if_the_service_goes_back() -> None:
+def test_commit_of_all_events_is_confirmed_if_streams_restart_at_the_first_event() -> None:
     """If earlier streams restarted at the first event, a stream that begins with a new event
     confirms the unanswered commit."""
     managed = Managed()

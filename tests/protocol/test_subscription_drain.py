@@ -82,7 +82,7 @@ def test_acks_while_draining_are_committed() -> None:
 
 def test_drain_retries_a_rejected_commit_once() -> None:
     """Draining sends a rejected position again; if it is rejected again, the subscription ends with
-    `CommitError`, which has the number of acked events and the reason."""
+    `CommitError`, which reports the number of acked events and the reason."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -312,7 +312,7 @@ def test_drain_requests_more_than_100_events_in_parts() -> None:
     assert request.replay_id == rid(161)
 
 
-def test_drain_without_stream_and_acks_finishes() -> None:
+def test_drain_without_a_stream_or_acks_finishes() -> None:
     """Draining without a stream and without uncommitted acks ends the subscription at once."""
     for why in (failure(), failure(FailureKind.REAUTHENTICATE)):
         script = streaming()

@@ -13,7 +13,7 @@ from tests.emulator.records.support import select
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """The clock of `org`, which a test moves by hand."""
+    """The clock of `org`, which a test advances by hand."""
     return ManualClock()
 
 

@@ -265,7 +265,7 @@ def test_restart_reads_only_rows_newer_than_the_runs(tmp_path: Path, small: None
 
 def test_keys_from_an_earlier_process_are_known_but_not_sure(tmp_path: Path, small: None):
     """The rows of keys in an earlier process's runs may have been deleted, so these keys are not
-    sure. Keys that were loaded from the table are sure, but have no mark.
+    `sure`. Keys loaded from the table are `sure`, but have no mark.
     """
     window, table = KeyWindow("t", tmp_path / "keys", LENGTH), Table()
     table.fill(window, START)
@@ -353,9 +353,7 @@ def test_window_with_too_many_keys_covers_a_shorter_time(
 
 
 def test_maximum_of_keys_holds_while_a_table_is_loaded(tmp_path: Path, small: None):
-    """A window that is loaded from a table with too many rows has no more than the maximum number
-    of keys.
-    """
+    """A window loaded from a table with too many rows holds at most the maximum number of keys."""
     table = Table()
     times = [START + n * 60.0 for n in range(1000)]
     table.rows = [(key(n), mark(n, time), time) for n, time in enumerate(times)]
