@@ -171,9 +171,9 @@ def test_relative_paths_in_a_file_start_at_its_directory(file, tmp_path):
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, True), (0o604, True)])
 @pytest.mark.parametrize("table", ["", "[profile.unused]\n"])
 def test_a_secret_readable_by_others_causes_a_warning(file, caplog, mode, warned, table):
-    """A file with a secret that others may read causes a warning with the chmod command that helps.
+    """A file with a secret that others can read causes a warning with the chmod command to run.
 
-    A file without secrets does not.
+    A file without secrets causes none.
     """
     caplog.set_level(logging.WARNING, "sfpubsub.config")
     Settings.load({"config": file(f"{table}client_secret = 'hush'", mode)}, {})
@@ -194,9 +194,7 @@ def test_a_secret_readable_by_others_causes_a_warning(file, caplog, mode, warned
     ],
 )
 def test_an_unknown_variable_is_rejected(variable, suggestion):
-    """An unknown SFPUBSUB_ variable raises an error that suggests a name and does not show the
-    value.
-    """
+    """An unknown SFPUBSUB_ variable raises an error that suggests a name and hides the value."""
     with pytest.raises(ConfigurationError, match=suggestion) as caught:
         Settings.load({}, {variable: "hush"})
     assert "hush" not in str(caught.value)
@@ -288,7 +286,7 @@ def test_a_limit_of_zero_is_rejected(name: str):
 
 
 def test_the_default_timings_respect_the_services_limits():
-    """By default, the client acts before the service's limits and waits longer than it takes."""
+    """The default timings stay within the service's limits and outlast its longest delays."""
     times = Timings()
     assert times.reserve < 60
     assert times.commit_interval + times.commit_timeout < 1800
@@ -299,9 +297,9 @@ def test_the_default_timings_respect_the_services_limits():
 # Settings that gRPC and HTTP share.
 
 
-def test_the_trusted_roots_are_the_systems_or_certifis(monkeypatch, tmp_path):
-    """The trusted roots come from SSL_CERT_FILE, else from the system's bundle, else
-    from certifi.
+def test_trusted_roots_have_three_sources(monkeypatch, tmp_path):
+    """The trusted roots come from SSL_CERT_FILE, otherwise from the system's bundle, otherwise from
+    certifi.
     """
     import certifi
 
@@ -348,7 +346,8 @@ def test_a_ca_file_without_a_certificate_is_rejected(tmp_path):
     ],
 )
 def test_one_rule_chooses_the_proxy(monkeypatch, variables, given, proxy):
-    """proxy_to() applies one rule, since libraries disagree on names and case of the variables.
+    """proxy_to() follows one rule, because libraries disagree about the names and case of the
+    variables.
 
     The setting overrides https_proxy, and no_proxy overrides both.
     """

@@ -66,7 +66,7 @@ def test_every_example_is_run():
 
 
 def test_consume_resumes_where_it_stopped(orders_service, tmp_path):
-    """After SIGTERM stopped consume.py, its next run prints only the new event."""
+    """After SIGTERM stops consume.py, its next run prints only the new event."""
     for published in (3, 1):
         with start("consume.py", TOPIC, tmp_path / "positions.json") as program:
             lines = [program.stdout.readline() for _ in range(published)]
@@ -100,9 +100,9 @@ def test_managed_workers_set_failed_events_aside(orders_service, tmp_path):
 
 
 def test_the_notebook_runs(orders_service):
-    """The notebook's cells run in order and compute the sum of each city.
+    """The cells run in order and compute the total for each city.
 
-    It is stored without outputs.
+    The notebook is stored without outputs.
     """
     cells = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
     names: dict[str, object] = {}

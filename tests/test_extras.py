@@ -76,7 +76,7 @@ def test_an_extra_installs_versions_that_work_together(
 ):
     """In a new environment with only the wheel and an extra, Spark starts and can write a table.
 
-    The PubSubDataSource works if that extra's PySpark is new enough, and says so otherwise.
+    The PubSubDataSource works if the extra's PySpark is new enough; otherwise, its error says so.
     """
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"

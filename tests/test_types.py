@@ -25,7 +25,9 @@ def test_a_replay_id_survives_its_text_forms(value: bytes):
 
 
 def test_replay_ids_cannot_be_ordered_or_converted_to_numbers():
-    """Replay ids are opaque: ordering or converting them raises, and they never equal bytes."""
+    """Replay ids are opaque: ordering or converting them raises an error, and they never equal
+    bytes.
+    """
     one, other = ReplayId(b"\x01"), ReplayId(b"\x02")
     with pytest.raises(TypeError):
         _ = one < other
@@ -50,7 +52,7 @@ def test_an_invalid_base64_replay_id_is_rejected(text: str):
 
 
 def test_an_empty_replay_id_or_a_number_is_rejected():
-    """A ReplayId cannot be made of a number, and needs at least one byte."""
+    """A ReplayId cannot be created from a number, and needs at least one byte."""
     with pytest.raises(TypeError, match="not int"):
         ReplayId(8)
     with pytest.raises(ValueError, match="at least one byte"):
@@ -60,7 +62,7 @@ def test_an_empty_replay_id_or_a_number_is_rejected():
 def test_start_positions_parse_from_all_accepted_forms():
     """A start position can be given as a preset, a hex string or a ReplayId.
 
-    Only CUSTOM has an id, and needs one.
+    Only CUSTOM takes an id, and it requires one.
     """
     assert start_position("latest") == StartPosition.latest()
     assert start_position("earliest") == StartPosition.earliest()
@@ -78,7 +80,7 @@ def test_start_positions_parse_from_all_accepted_forms():
 
 
 def test_the_dedupe_key_of_an_event_depends_only_on_its_id():
-    """An event that is sent again with another schema or payload encoding has the same key."""
+    """An event that is redelivered with a different schema or payload encoding has the same key."""
     key = dedupe_key("5a7d8c1e", "schema", b"payload")
     assert len(key) == 16
     assert key == dedupe_key("5a7d8c1e", "other", b"other")
@@ -89,7 +91,7 @@ def test_the_dedupe_key_of_an_event_depends_only_on_its_id():
 def test_the_dedupe_key_without_an_id_uses_schema_and_payload(
     s1: str, p1: bytes, s2: str, p2: bytes
 ):
-    """Without an event id, two keys are equal only if schema id and payload are equal."""
+    """Without an event id, two keys are equal only if both schema id and payload are equal."""
     assert (dedupe_key("", s1, p1) == dedupe_key("", s2, p2)) == ((s1, p1) == (s2, p2))
 
 

@@ -103,9 +103,9 @@ def token(emulator, **_) -> Settings:
 
 
 def sf_cli(emulator, tmp_path, monkeypatch) -> Settings:
-    """Return settings for a program ``sf`` that is signed in to the emulator; put it on the PATH.
+    """Put a fake ``sf`` on the PATH, signed in to the emulator; return settings that use it.
 
-    Its ``display`` command redacts the token, as that of the real ``sf`` does.
+    Like the real one, its ``display`` command redacts the token.
     """
     shown = {
         "accessToken": "[REDACTED] Use 'sf org auth show-access-token' to view",
@@ -130,10 +130,8 @@ WAYS = [client_credentials, jwt_bearer, refresh, password, token, sf_cli]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_each_way_to_sign_in_works_over_tls(way, run_emulator, tmp_path, monkeypatch):
-    """From settings with one ``ca_file``, a client signs in over HTTPS and receives an event
-    over gRPC.
-    """
+def test_each_sign_in_flow_works_over_tls(way, run_emulator, tmp_path, monkeypatch):
+    """With one ``ca_file``, a client signs in over HTTPS and receives an event over gRPC."""
     emulator = run_emulator(tls=True)
     emulator.publish(TOPIC, orders(1))
     settings = way(emulator, tmp_path=tmp_path, monkeypatch=monkeypatch)
@@ -361,9 +359,9 @@ def test_the_emulators_userinfo_returns_the_organisation(run_emulator):
 
 
 def test_a_command_signs_in(run_emulator, tmp_path, capsys, monkeypatch):
-    """A command combines a file's settings, a profile and a secret from the environment.
+    """A command combines settings from a file, a profile and a secret from the environment.
 
-    A wrong secret makes it exit with 3, and is not printed.
+    With a wrong secret it exits with code 3 and does not print the secret.
     """
     from sfpubsub.cli.main import run
 

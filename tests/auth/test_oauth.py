@@ -136,13 +136,13 @@ def test_threads_share_a_rotating_refresh_token(host, http):
 
 
 def test_refresh_token_of_an_app_with_a_secret(host, http):
-    """The client secret is part of the form if there is one."""
+    """If a client secret is configured, it is sent in the form."""
     RefreshToken("k", "r", client_secret="s", login_url=host.url, http=http).get_session(None)
     assert host.requests[0].form["client_secret"] == "s"
 
 
 def test_username_and_password(host, http):
-    """The flow posts its form, in which special characters of the password survive."""
+    """The flow posts its form, and special characters in the password are preserved."""
     UsernamePassword("k", "s", "u@x.org", "p&=%w", login_url=host.url, http=http).get_session(None)
     assert host.requests[0].form == {
         "grant_type": "password",
@@ -195,7 +195,7 @@ def test_the_audience_of_an_assertion(login_url, given, audience, key_file):
 def test_an_invalid_private_key_file_raises(tmp_path):
     """The error names the file that is not a key or doesn't exist.
 
-    For a broken key, it is not chained to an exception that could show the file's content.
+    An error about a broken key is not chained to one that could show the file's content.
     """
     bad = tmp_path / "key.pem"
     bad.touch(mode=0o600)
@@ -345,7 +345,7 @@ def test_an_unknown_organisation_raises(host, http):
 
 @pytest.mark.parametrize("given", ["00D000000000002", "core/acme/00D000000000002EAA"])
 def test_a_tenant_setting_of_another_org_raises(host, http, given):
-    """The service would report a wrong token; the error here names both organisations instead."""
+    """The service would only report a wrong token; this error names both organisations."""
     with pytest.raises(ConfigurationError, match=f"{ORG}.*00D000000000002"):
         credentials(host, http, tenant_id=given).get_session(None)
 
@@ -394,7 +394,7 @@ def test_an_instance_other_than_the_configured_one_raises(host, http):
     ],
 )
 def test_an_invalid_instance_url_gets_no_token(host, http, instance_url):
-    """If the response's instance URL is in plaintext or isn't an HTTPS host alone, an error is
+    """If the response's instance URL is anything but ``https://`` and a valid host, an error is
     raised and nothing is sent to it.
     """
     host.answer = lambda _request: Reply(200, answer(host.url, instance_url=instance_url))
@@ -446,7 +446,7 @@ def test_a_response_that_is_too_large_raises(host, http):
 
 
 def test_an_endless_response_is_aborted():
-    """A response without an end is aborted soon after the size limit, not only at the timeout."""
+    """A response that never ends is aborted soon after the size limit, not only at the timeout."""
     sent = []
 
     def talk(connection, over):
@@ -501,8 +501,8 @@ def test_a_host_that_is_down_raises_a_retryable_error(host, http, status):
 
 
 def test_a_refused_connection_raises_a_retryable_error():
-    """If nothing listens on the port, the error says that the connection was refused, and can be
-    retried.
+    """If nothing is listening on the port, the error says that the connection was refused, and can
+    be retried.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -513,7 +513,7 @@ def test_a_refused_connection_raises_a_retryable_error():
 
 
 def test_an_untrusted_certificate_raises(host):
-    """The error names the setting that helps and can't be retried; nothing was sent to the host."""
+    """The error can't be retried, and names the setting that helps; nothing is sent to the host."""
     login = credentials(host, HttpClient())
     with pytest.raises(StreamUnavailableError, match="SFPUBSUB_CA_FILE") as caught:
         login.get_session(None)
@@ -606,8 +606,8 @@ def test_a_malformed_http_response_raises(sent):
 
 
 @pytest.mark.parametrize("row", REFUSALS, ids=lambda row: f"{row.error}-{row.words}".strip("-"))
-def test_each_row_of_the_refusals_table_is_found(row):
-    """Each row is found by its own text.
+def test_each_row_of_the_refusals_table_is_matched(row):
+    """Each row is matched by its own code and text.
 
     Its error contains the service's code and description, and what to check.
     """
@@ -655,7 +655,7 @@ def test_a_rejected_sign_in_says_what_to_check(host, http, error, description, c
 
 
 def test_an_exceeded_login_rate_is_retryable(host, http):
-    """Too many sign-ins are a rejection that passes by itself, so the error can be retried."""
+    """Too many sign-ins are rejected only for a while, so the error can be retried."""
     refusal = {"error": "rate_limit_exceeded", "error_description": "login rate exceeded"}
     host.answer = lambda _request: Reply(400, refusal)
     with pytest.raises(AuthenticationError) as caught:
@@ -666,8 +666,8 @@ def test_an_exceeded_login_rate_is_retryable(host, http):
 @pytest.mark.parametrize(
     "body", [b"", b"<html>", b"[]", b'{"error": 5}', b'{"error_description": ["x"]}', b"\xff"]
 )
-def test_a_rejection_without_a_description_has_the_status(host, http, body):
-    """If the body has no usable error, the message contains the HTTP status."""
+def test_a_rejection_without_a_description_reports_the_status(host, http, body):
+    """If the body contains no usable error, the message contains the HTTP status."""
     host.answer = lambda _request: Reply(400, body)
     with pytest.raises(AuthenticationError, match="status 400"):
         credentials(host, http).get_session(None)
@@ -711,7 +711,7 @@ def settings(**values: str) -> Settings:
     ],
 )
 def test_the_settings_choose_the_flow(given, kind):
-    """The setting ``auth`` chooses the flow, and each setting that it needs is named if missing."""
+    """The setting ``auth`` chooses the flow; any setting that the flow needs but lacks is named."""
     assert type(session_provider(settings(**given))) is kind
     for name in given.keys() - {"auth"}:
         rest = {key: value for key, value in given.items() if key != name}

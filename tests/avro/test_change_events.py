@@ -290,9 +290,9 @@ def expand_slowly(model: list[tuple[str, list[str] | None]], entry: str) -> list
 
 
 @given(models(), st.data())
-def test_random_bitmaps_expand_as_by_the_slow_reference(model_and_text, data):
-    """For random schemas, any bitmaps expand as by the slow reference, or raise if they do
-    there.
+def test_random_bitmaps_expand_as_in_the_slow_reference(model_and_text, data):
+    """For random schemas, bitmaps expand to the same names as in the slow reference, or raise an
+    error if it does.
     """
     text, model = model_and_text
     schema = ChangeSchema("id", text)
@@ -318,8 +318,8 @@ def test_random_bitmaps_expand_as_by_the_slow_reference(model_and_text, data):
 
 
 @given(st.lists(st.text(max_size=20) | st.from_regex(r"\A([0-9]{1,3}-)?0x[0-9A-F]{1,24}\Z")))
-def test_any_text_expands_or_raises_one_error(entries):
-    """Random strings in a list of bitmaps return known names or raise `DecodeError`."""
+def test_random_text_expands_or_raises_a_decode_error(entries):
+    """Random strings in a list of bitmaps expand to known names or raise `DecodeError`."""
     try:
         names = SCHEMA.expand(entries)
     except DecodeError:
@@ -329,7 +329,7 @@ def test_any_text_expands_or_raises_one_error(entries):
 
 
 def test_the_cache_of_bitmaps_is_bounded():
-    """An entry that repeats returns the cached object; many different ones don't exceed the limit.
+    """A repeated entry returns the cached object; many different ones don't exceed the limit.
 
     Errors are not cached.
     """
@@ -445,7 +445,7 @@ def test_the_header_is_read():
     ],
 )
 def test_gap_events_are_recognized_by_their_type(change_type, is_gap, is_overflow):
-    """Any change type that begins with GAP_ is a gap, also one that this release doesn't know."""
+    """Any change type that begins with GAP_ is a gap, even one that this release doesn't know."""
     event = change(change_type)
     assert (event.is_gap, event.is_overflow) == (is_gap, is_overflow)
 
@@ -510,7 +510,7 @@ STREET = {"BillingAddress": {**NO_PARTS, "Street": "One Market"}}
         (change("SNAPSHOT", {"Phone": "1"}), "Phone", UNKNOWN, "1"),
     ],
 )  # fmt: skip
-def test_the_state_of_a_field_follows_its_change_types_rule(event, name, state, value):
+def test_the_state_of_a_field_depends_on_the_change_type(event, name, state, value):
     """Each change type has its own rule for whether a field is changed, nulled, unchanged or
     unknown.
     """
@@ -524,8 +524,8 @@ DIFF = f"--- \n+++ {HASH}\n@@ -1,2 +1,2 @@\n line\n-old\n+new\n"
 
 @pytest.mark.parametrize("text", [DIFF, DIFF.replace("--- ", "---"), DIFF.replace("\n", "\r\n")])
 def test_a_diff_of_a_large_text_becomes_a_text_diff(text):
-    """A field in ``diffFields`` whose value begins with the header of a diff has a `TextDiff`
-    with the hash of the new text.
+    """If a field is in ``diffFields`` and its value begins with a diff header, its value is a
+    `TextDiff` with the hash of the new text.
     """
     for lists in ({"changedFields": ["0x20"], "diffFields": ["0x20"]}, {"diffFields": ["0x20"]}):
         found = change(values={"Description": text}, **lists).change("Description")
@@ -537,8 +537,8 @@ def test_a_diff_of_a_large_text_becomes_a_text_diff(text):
     ("text", "diff_fields"),
     [(DIFF, []), (DIFF, ["0x10"]), ("--- a line of a text", ["0x20"]), ("+++ x", ["0x20"])],
 )
-def test_a_text_that_looks_like_a_diff_stays_a_text(text, diff_fields):
-    """A text is a diff only if it has both the header of a diff and its bit in ``diffFields``."""
+def test_text_that_looks_like_a_diff_stays_text(text, diff_fields):
+    """Text is a diff only if it begins with a diff header and its bit is set in ``diffFields``."""
     event = change(values={"Description": text}, changedFields=["0x20"], diffFields=diff_fields)
     assert event.change("Description").value == text
 
@@ -565,9 +565,7 @@ def test_a_broken_list_leaves_the_header_readable(lists):
 
 
 def test_an_incomplete_header_raises_a_decode_error():
-    """A missing header, or a missing entry of it, raises an error that names the schema, and not
-    a KeyError.
-    """
+    """A missing header, or a missing entry in it, raises `DecodeError` instead of KeyError."""
     with pytest.raises(DecodeError, match="no header"):
         ChangeEvent(SCHEMA, {"ChangeEventHeader": None})
     event = ChangeEvent(SCHEMA, {"ChangeEventHeader": {"changedFields": "0x02"}})
@@ -610,8 +608,8 @@ def test_expected_changes_cover_every_change_event_schema():
 
 
 def test_an_unknown_change_type_leaves_fields_unknown():
-    """An event whose type was added to the enum later can be read, and the states of its fields
-    are unknown.
+    """An event whose change type was added to the enum later can be read, and the states of its
+    fields are unknown.
     """
     schema = json.loads(schema_text("shipment_change"))
     kinds = schema["fields"][0]["type"]["fields"][2]["type"]["symbols"]
@@ -657,8 +655,8 @@ def event_of(codec: Codec, payload: bytes, **more) -> Event:
 
 
 def test_changed_fields_need_no_other_entry_of_the_header():
-    """``changed_fields`` works if the header's other lists are invalid, and raises if its own
-    list is missing.
+    """``changed_fields`` works even if the header's other lists are invalid, and raises an error if
+    its own list is missing.
     """
     codec = Codec("id", schema_text("shipment_change"))
     header = {**FACTS, "changedFields": ["0x04"], "nulledFields": ["?"], "diffFields": ["?"]}
@@ -694,7 +692,7 @@ def received(subscription, count: int) -> list[Event]:
 
 
 def test_change_events_over_the_wire(run_emulator, connect):
-    """Change events that the emulator sends with bitmaps are read with field names, states,
+    """Change events that the emulator sends with bitmaps are decoded into field names, states,
     diffs and gaps.
     """
     emulator = run_emulator()
@@ -766,9 +764,9 @@ def test_a_platform_event_has_no_change_event(run_emulator, connect):
     assert event._value is None
 
 
-def test_each_event_is_read_by_its_own_schema(run_emulator, connect):
-    """A field that is added in the middle moves the bits, so old and new events are each read
-    with their own schema.
+def test_each_event_is_read_with_its_own_schema(run_emulator, connect):
+    """A field inserted in the middle shifts the bits, so old and new events are each read with
+    their own schema.
     """
     emulator = run_emulator()
     client = connect(emulator)

@@ -125,7 +125,7 @@ def test_an_unknown_or_broken_schema_raises_a_typed_error():
 
 
 def test_the_cache_drops_the_least_recently_used_schema():
-    """A full cache drops the schema that was not used for the longest time."""
+    """A full cache drops the schema that has gone unused the longest."""
     calls = []
     cache = SchemaCache(lambda id_: calls.append(id_) or SchemaInfo(id_, ORDER), max_schemas=2)
     for schema_id in ("a", "b", "a", "c", "a", "b"):

@@ -40,7 +40,7 @@ def lines(capsys) -> list[dict]:
 def test_channel_lifecycle(emulator, capsys):
     """Each ``channel`` subcommand prints the channel as one JSON line.
 
-    A subscriber of the channel gets the member's events, and removing a member requires --yes.
+    A subscriber of the channel receives its member's events, and removing a member requires --yes.
     """
     assert run(["channel", "create", "All", "--type", "event", "--label", "Everything"]) == 0
     (made,) = lines(capsys)
@@ -113,9 +113,9 @@ def test_topics_are_listed_with_kind_and_members(emulator, capsys):
 
 
 def test_usage(emulator, capsys):
-    """``usage`` prints the org's limits and what is used of them.
+    """``usage`` prints the org's limits and how much of each is used.
 
-    --by-event adds the published and delivered count of each event.
+    --by-event adds the published and delivered counts for each event.
     """
     emulator.publish(TOPIC, orders(2))
     emulator.publish("/data/AccountChangeEvent", [ACCOUNT])
@@ -189,7 +189,7 @@ def answering(channels: object, metadata: object) -> Callable[[Request], Reply]:
 
 @pytest.fixture
 def org():
-    """Return a function that makes a client of an org whose answers come from the given handler."""
+    """Return a function that creates a client for an org that answers with the given handler."""
     with contextlib.ExitStack() as opened:
 
         def make(answer: Callable[[Request], Reply]) -> OrgClient:
@@ -223,7 +223,7 @@ def test_names_are_read_from_metadata(org):
     ],
 )
 def test_malformed_channel_answer_is_a_protocol_error(org, channels, metadata):
-    """An answer that does not have Salesforce's form is an error and makes no channel."""
+    """A malformed answer raises an error instead of returning a channel."""
     with pytest.raises(RemoteProtocolError):
         EventChannels(org(answering(channels, metadata)), "60.0").channels()
 
@@ -239,9 +239,9 @@ def test_malformed_limits_are_a_protocol_error(org, answer):
 
 
 def test_usage_by_event_is_none_without_enhanced_usage_metrics(org):
-    """An org without Enhanced Usage Metrics lacks the columns, which is reported as None.
+    """Without Enhanced Usage Metrics, an org lacks the columns, and the usage is None.
 
-    Any other refusal, and a malformed row, raises an error.
+    Any other refusal, or a malformed row, raises an error.
     """
     refusal = [{"errorCode": "INVALID_FIELD", "message": "No such column 'EventName'"}]
     usages = Usages(org(lambda _request: Reply(400, refusal)), "60.0")

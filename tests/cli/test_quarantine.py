@@ -30,7 +30,7 @@ ID = schema_id_of(SCHEMA)
 
 @pytest.fixture
 def kept(tmp_path: Path) -> FileQuarantine:
-    """Return the quarantine of a table in a temporary directory."""
+    """The quarantine of a table in a temporary directory."""
     return FileQuarantine(tmp_path / "table" / "_quarantine")
 
 
@@ -61,8 +61,8 @@ def run_quarantine(kept: FileQuarantine, command: str, *arguments: str) -> int:
 
 
 def test_list_and_show_print_the_entries(kept, capsys):
-    """List prints a line for each event in order of arrival; show prints one event with its payload
-    and schema. An unknown key is an error.
+    """`list` prints a line for each event in order of arrival; `show` prints one event with its
+    payload and schema. An unknown key is an error.
     """
     keys = put(kept, 3, 1, 2)
     assert run_quarantine(kept, "list") == 0
@@ -116,8 +116,8 @@ def test_directory_that_is_not_a_quarantine_is_an_error(command, tmp_path, capsy
     assert [place.name for place in table.iterdir()] == ["_table.json"]
 
 
-def test_empty_list_says_so(kept, capsys):
-    """List reports on stderr that there are no events, or that all of them are already redriven."""
+def test_empty_list_is_explained(kept, capsys):
+    """`list` reports on stderr that there are no events, or that all were already redriven."""
     kept.directory.mkdir(parents=True)
     for left in (".redrive.lock", "key.1.tmp", "key.done"):
         (kept.directory / left).touch()
@@ -186,7 +186,7 @@ def test_undecodable_events_stay_after_a_redrive(kept, capsys):
     assert [line["payload"]["n"] for line in lines(capsys)] == [1, 3]
 
 
-def test_payload_that_does_not_fit_its_schema_stays(kept, capsys):
+def test_payload_that_does_not_fit_its_schema_is_not_redriven(kept, capsys):
     """Redrive reports the event and prints nothing, although the schema is stored with it."""
     kept.put(
         [
@@ -202,9 +202,9 @@ def test_payload_that_does_not_fit_its_schema_stays(kept, capsys):
 
 
 def test_fetch_gets_missing_schemas_from_the_service(emulator, kept, capsys):  # noqa: F811
-    """An event whose schema is not stored is decoded.
+    """An event without a stored schema is decoded with the service's schema.
 
-    One whose schema the service does not know either makes the exit code 1.
+    If the service does not know the schema either, the exit code is 1.
     """
     done = emulator.publish(TOPIC, orders(1))[0]
     payload = Codec(done.schema_id, emulator.bus.schema(done.schema_id).text).encode(
@@ -224,7 +224,7 @@ def test_fetch_gets_missing_schemas_from_the_service(emulator, kept, capsys):  #
 
 
 def test_closed_pipe_marks_nothing_as_redriven(kept):
-    """An event is marked only after it was written out, so none is lost to a closed pipe."""
+    """An event is marked only after it has been written out, so a closed pipe loses none."""
     put(kept, *range(50), schema_json=SCHEMA + " " * 20_000)
     code = "import sys; from sfpubsub.cli.main import main; main()"
     process = subprocess.Popen(
@@ -254,8 +254,8 @@ def test_full_disk_marks_nothing_as_redriven(kept):
     assert not list(kept.directory.glob("*.done"))
 
 
-def test_damaged_entry_is_reported_and_hides_no_other(kept, capsys):
-    """List and redrive process the intact entry, name the damaged file, and exit with code 1."""
+def test_damaged_entry_is_reported_and_others_are_processed(kept, capsys):
+    """`list` and `redrive` process the intact entry, name the damaged one, and exit with 1."""
     one, _ = put(kept, 1, 2, schema_json=SCHEMA)
     (kept.directory / f"{one}.json").write_text("")
     for command in ("list", "redrive"):
@@ -275,8 +275,8 @@ def test_only_one_redrive_runs_at_a_time(kept, capsys):
     assert run_quarantine(kept, "redrive") == 0
 
 
-def test_subscribe_with_quarantine_goes_on_after_a_bad_event(emulator, tmp_path, capsys):  # noqa: F811
-    """The event is stored in the quarantine, and the position moves past it."""
+def test_subscribe_with_quarantine_continues_after_a_bad_event(emulator, tmp_path, capsys):  # noqa: F811
+    """The event is quarantined, and the committed position moves past it."""
     good = emulator.publish(TOPIC, orders(1))[0]
     draft = Draft(schema_id=good.schema_id, payload=b"\xff")
     emulator.publish_raw(TOPIC, [draft])

@@ -50,8 +50,8 @@ def expected_line(event: Event, payload: object) -> str:
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_line_equals_the_output_of_json(raw):
-    """A line is what ``json`` would write, whatever characters ids and topics contain and however
-    schemas and topics alternate.
+    """A line equals what ``json`` would write, whatever characters are in ids and topics and
+    however schemas and topics alternate.
     """
     order, change = Codec(ODD, ORDER), Codec("change", CHANGE)
     values = {
@@ -70,7 +70,9 @@ def test_line_equals_the_output_of_json(raw):
 
 
 def test_two_schemas_with_one_id_do_not_share_cached_parts():
-    """Cached parts of a line belong to the schema, so each event has its schema's name."""
+    """Cached parts of a line belong to one schema, so each event is rendered with its own schema's
+    name.
+    """
     lines = EventLines(raw=False)
     for text, value in ((ORDER, {"CreatedDate": 1, "CreatedById": ""}), (CHANGE, None)):
         codec = Codec("same", text)
@@ -80,8 +82,8 @@ def test_two_schemas_with_one_id_do_not_share_cached_parts():
 
 
 def test_cache_of_common_parts_is_bounded():
-    """A schema that cannot be fetched is a new object for each response; the cache has a limit all
-    the same. The decoded line of such an event raises an error.
+    """A schema that cannot be fetched is a new object for each response, but the cache keeps to its
+    limit. Decoding such an event raises an error.
     """
     lines = EventLines(raw=True)
     for number in range(2 * MAX_SCHEMAS + 1):

@@ -1,7 +1,7 @@
-"""What a given traffic costs in requests, commits, flushes, objects and wake-ups.
+"""What given traffic costs in requests, commits, flushes, objects and wake-ups.
 
-These tests count instead of measuring time, which says little on a busy machine: a step that is
-done once too often for each event makes a client slow.
+These tests count instead of measuring time, which says little on a busy machine: a step repeated
+needlessly for each event slows a client down.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SESSION = Session("token", "https://example.my.salesforce.com", "00D000000000001
 
 
 class CountingService(MemoryService):
-    """A service in memory that keeps the requests which follow the opening one."""
+    """An in-memory service that records every request after the opening one."""
 
     def __init__(self, size: int) -> None:
         super().__init__(events_per_response=size)
@@ -56,7 +56,7 @@ class CountingService(MemoryService):
 
 
 def take_all(subscription, seen=0):
-    """Read the value of every event and ack the last batch; *seen* events were read before."""
+    """Read the value of every event, and ack the last batch; *seen* events were already read."""
     for batch in subscription:
         for event in batch:
             assert event.value
@@ -81,7 +81,7 @@ def test_number_of_requests(size, at_once):
 
 @pytest.mark.parametrize("size", [1, 10])
 def test_number_of_requests_of_a_slow_reader(size):
-    """While the limit of pending events is reached, each event read does not cost a request."""
+    """At the limit of pending events, reading does not send a request for each event."""
     service, held = CountingService(size), 200
     with (
         PubSubClient(SESSION, transport=service) as client,
@@ -112,7 +112,9 @@ def test_number_of_commits(size):
 
 @pytest.mark.parametrize("managed", [False, True])
 def test_number_of_driver_turns(managed, monkeypatch):
-    """A response takes two turns: its arrival, and its removal, which also acks the one before."""
+    """Each response takes two turns: one on arrival, and one on removal, which also acks the
+    response before it.
+    """
     service, turns = CountingService(1), []
     apply = CallDriver._apply
 
@@ -135,8 +137,8 @@ def test_number_of_driver_turns(managed, monkeypatch):
 
 
 @pytest.mark.parametrize("face", ["sync", "cancelled", "asyncio"])
-def test_asking_for_a_batch_acks_at_once_even_if_none_is_there(face):
-    """Finished events are acked without waiting for more, which may take an hour."""
+def test_asking_for_a_batch_acks_at_once_even_if_none_is_ready(face):
+    """Finished events are acked without waiting for more, which may take an hour to arrive."""
     service = CountingService(EVENTS)
 
     def sync() -> None:
@@ -175,7 +177,7 @@ def test_asking_for_a_batch_acks_at_once_even_if_none_is_there(face):
 def test_number_of_flushes_of_a_file_store(tmp_path, monkeypatch):
     """The newest position is stored about once a second.
 
-    Each time there are two flushes: of the file and of its name.
+    Each time there are two flushes: of the file and of its directory.
     """
     service, flushed = CountingService(1), []
     sync = os.fsync
@@ -211,7 +213,7 @@ def created_events(monkeypatch):
 
 
 def test_number_of_event_objects(created_events):
-    """Iterating over a batch creates one object for each event, and nothing does so before."""
+    """Iterating over a batch creates one object for each event; none is created before."""
     service = CountingService(100)
     with (
         PubSubClient(SESSION, transport=service) as client,
@@ -254,7 +256,7 @@ def test_number_of_waits_of_a_reading_thread():
 
 
 def test_number_of_wake_ups_of_a_loop():
-    """Responses that arrive while the loop is busy wake it once, however many they are."""
+    """However many responses arrive while the loop is busy, they wake it only once."""
     service, calls = CountingService(1), []
     held = EVENTS - WINDOW  # received while the loop is busy
 
@@ -284,7 +286,7 @@ def test_number_of_wake_ups_of_a_loop():
 
 
 def test_ready_batches_yield_to_the_loop_at_most_once_a_millisecond():
-    """Taking a batch that is ready does not cost a round of the loop each time."""
+    """Taking a ready batch does not cost a turn of the event loop each time."""
     service, rounds = CountingService(1), []
 
     async def count() -> None:

@@ -75,7 +75,7 @@ def test_a_thousand_events_on_one_stream(run_emulator, connect, settings):
 
 
 def test_second_run_resumes_after_the_acked_events(run_emulator, connect):
-    """Leaving the block commits what was acked, and nothing else."""
+    """Leaving the block commits exactly what was acked."""
     emulator = run_emulator(settings=Settings(events_per_response=10))
     emulator.publish(TOPIC, orders(30))
     client = connect(emulator)
@@ -104,8 +104,8 @@ def test_only_the_contiguous_acked_prefix_is_committed(run_emulator, connect):
 def test_drop_between_commit_and_answer_repeats_nothing(run_emulator, connect):
     """A commit whose answer was lost is recognised on the new stream, and no event is repeated.
 
-    The last batch is acked later: if everything received were committed, the start of the new
-    stream would show nothing, and a gap would be reported.
+    The last batch is acked later: if everything received had been committed, the start of the new
+    stream could not confirm it, and a gap would be reported.
     """
     plan = FaultPlan([Fault("drop_before_commit_answer")])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=20))
@@ -128,8 +128,10 @@ def test_drop_between_commit_and_answer_repeats_nothing(run_emulator, connect):
     assert health.committed == health.last_position
 
 
-def test_redelivered_events_are_not_handed_out_again(run_emulator, connect):
-    """After a drop the service repeats uncommitted events. The application gets each event once."""
+def test_redelivered_events_reach_the_application_only_once(run_emulator, connect):
+    """After a drop, the service redelivers uncommitted events, but the application receives each
+    only once.
+    """
     plan = FaultPlan([Fault("drop_stream", after_responses=3, times=2)])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=10))
     emulator.publish(TOPIC, orders(100))
@@ -148,7 +150,7 @@ def test_redelivered_events_are_not_handed_out_again(run_emulator, connect):
 
 
 def test_coalesced_commit_answer_settles_every_caller(run_emulator, connect):
-    """The service may answer two commits at once, and each caller gets a receipt."""
+    """The service may answer two commits with one response; both callers get a receipt."""
     plan = FaultPlan([Fault("coalesce_commits", count=2, within_s=0.05)])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=10))
     emulator.publish(TOPIC, orders(20))
@@ -166,7 +168,7 @@ def test_coalesced_commit_answer_settles_every_caller(run_emulator, connect):
 
 
 def test_refused_commit_raises_and_the_next_one_succeeds(run_emulator, connect):
-    """The caller of `commit` gets the error, no position moves, and the stream stays open."""
+    """`commit` raises the error to its caller, no position moves, and the stream stays open."""
     plan = FaultPlan()
     settings = Settings(commit_answer_delay_s=0.2)  # so that the commit below waits for its answer
     emulator = run_emulator(faults=plan, settings=settings)
@@ -195,7 +197,7 @@ def test_commit_before_any_ack_is_an_error(run_emulator, connect):
 
 
 def test_subscription_waits_for_a_held_slot(run_emulator, connect):
-    """The answer ALREADY_EXISTS is not final: the subscription opens once the slot is free."""
+    """ALREADY_EXISTS is retried, so the subscription opens once the slot is free."""
     plan = FaultPlan([Fault("hold_slot", seconds=0.3)])
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(2))
@@ -236,7 +238,7 @@ def test_unknown_name_is_an_error_and_not_retried(run_emulator, connect):
 
 
 def test_subscription_can_be_opened_by_its_record_id(run_emulator, connect):
-    """The id of the Tooling API record can be used in place of the developer name."""
+    """The id of the Tooling API record can be used instead of the developer name."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     record_id = emulator.managed.get(NAME).subscription_id
@@ -259,7 +261,7 @@ def test_client_resumes_when_the_service_restarts(run_emulator, connect, tmp_pat
 
 
 def test_keepalives_move_the_committed_position_of_an_idle_topic(run_emulator, connect):
-    """The position of a topic without events follows the org's newest position."""
+    """The committed position of a topic without events advances with the org's newest position."""
     emulator = run_emulator(settings=Settings(keepalive_s=0.05, tip_refresh_s=0.0))
     emulator.publish(TOPIC, orders(1))
     with connect(emulator).subscribe_managed(NAME) as subscription:
@@ -290,7 +292,7 @@ ACCOUNT = {
 
 
 def test_drain_waits_for_the_last_commit_answer(run_emulator, connect):
-    """Leaving the block with everything acked leaves nothing uncommitted."""
+    """If everything is acked when the block is left, nothing stays uncommitted."""
     emulator = run_emulator(settings=Settings(commit_answer_delay_s=0.2))
     results = emulator.publish(TOPIC, orders(7))
     with connect(emulator).subscribe_managed(NAME, ack="manual") as subscription:
@@ -313,7 +315,7 @@ def test_drain_without_a_commit_answer_raises(run_emulator, connect):
 
 
 def test_abort_closes_the_subscription_at_once(run_emulator, connect):
-    """An abort, for a second Ctrl-C, does not wait for the answer to a commit."""
+    """An abort, as on a second Ctrl-C, does not wait for the answer to a commit."""
     emulator = run_emulator(settings=Settings(commit_answer_delay_s=60.0))
     emulator.publish(TOPIC, orders(1))
     subscription = connect(emulator).subscribe_managed(NAME)

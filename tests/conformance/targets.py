@@ -36,15 +36,15 @@ class Target(ABC):
 
     @abstractmethod
     def plan(self, kind: str, *, times: int = 1, **params: Any) -> None:
-        """Plan a fault, which happens *times* times."""
+        """Plan a fault that is triggered *times* times."""
 
     @abstractmethod
     def is_consumed(self) -> bool:
-        """Return whether all planned faults have happened."""
+        """Return whether every planned fault has been triggered."""
 
     @abstractmethod
     def committed(self) -> int | None:
-        """Return the number of the last committed event; None if nothing is committed."""
+        """Return the number of the last committed event, or None if nothing is committed."""
 
     @abstractmethod
     def replay_id(self, number: int) -> ReplayId:

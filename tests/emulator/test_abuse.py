@@ -1,6 +1,6 @@
 """Tests of malformed, oversized, slow and vanishing clients.
 
-Each client gets a typed status, leaks nothing, and leaves the event log intact.
+Each client receives a specific status, leaks nothing, and leaves the event log intact.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def test_oversized_messages_are_rejected(emulator):
     client.close()
 
 
-def test_a_client_that_reads_nothing_delays_no_other(emulator):
-    """A client that reads nothing gets only what fits into its connection.
+def test_a_client_that_reads_nothing_does_not_delay_others(emulator):
+    """A client that reads nothing is sent only what its connection can buffer.
 
     It does not delay others, and its threads end with its stream.
     """
@@ -227,9 +227,8 @@ threading.Event().wait()
 
 
 def test_a_killed_client_leaves_no_threads_and_frees_its_slot(emulator):
-    """After the kill of a process with 21 open streams, their threads end.
-
-    The managed slot is free again.
+    """When a process with 21 open streams is killed, their threads end and its managed slot is
+    freed.
     """
     before = call_threads(), request_threads()
     program = VANISHING.format(
@@ -255,7 +254,7 @@ def test_a_killed_client_leaves_no_threads_and_frees_its_slot(emulator):
 
 
 def drop(address: tuple[str, int], count: int, say: bytes, reset: bool) -> int:
-    """Open *count* connections, send *say*, and drop them; return how many were opened."""
+    """Open *count* connections, send *say* on each, and drop it; return how many were opened."""
     opened = 0
     for _ in range(count):
         with contextlib.suppress(OSError), socket.create_connection(address, WAIT_S) as connection:
@@ -292,9 +291,9 @@ def drop_many(emulator: EmulatorServer, count: int, check: Callable[[], None]) -
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 @pytest.mark.parametrize("count", [12, pytest.param(625, marks=pytest.mark.slow)])
 def test_dropped_connections_leave_no_files_or_threads(emulator, count):
-    """Connections may be closed or reset at any time, even in a request or in a handshake.
+    """Connections may be closed or reset at any time, even during a request or a handshake.
 
-    No file descriptor and no thread of them remains on either port.
+    On neither port does this leak file descriptors or threads.
     """
     files, threads = open_files(), threading.active_count()
     drop_many(emulator, count, lambda: None)

@@ -40,9 +40,9 @@ def command(running, monkeypatch):
 
 
 def test_publish_publishes_one_event_per_line(command, running):
-    """`publish` publishes a line of stdin as one event, and prints the results in order.
+    """`publish` publishes each line of stdin as one event, and prints the results in order.
 
-    It splits many lines into several requests, and can publish change events, too.
+    Many lines are split into several requests. Change events can be published too.
     """
     before = running.bus.tip()
     lines = [json.dumps({"Order_Number__c": str(number)}) for number in range(401)]
@@ -78,9 +78,9 @@ def test_publish_names_the_lines_of_a_rejected_request(command, running):
     ],
 )
 def test_publish_rejects_invalid_lines(command, running, topic, line, said):
-    """A line that cannot be published makes `publish` exit with code 1 and an error message.
+    """For a line that cannot be published, `publish` exits with code 1 and an error message.
 
-    Nothing of its request is published.
+    Nothing in the request is published.
     """
     before = running.bus.tip()
     code, output = command("publish", topic, stdin=line)
@@ -90,7 +90,7 @@ def test_publish_rejects_invalid_lines(command, running, topic, line, said):
 
 
 def test_topics_and_subscriptions(command, running):
-    """`topics` and `subscriptions` print the names and counts of the emulator's health page."""
+    """`topics` and `subscriptions` print the names and counts from the emulator's health page."""
     rows = command("topics")[1]
     assert ORDERS in {row["name"] for row in rows}
     assert {"published", "delivered", "streams"} <= set(rows[0])
@@ -101,7 +101,7 @@ def test_topics_and_subscriptions(command, running):
 def test_faults_can_be_added_listed_and_switched_off(command, running):
     """`faults` adds a fault with parameters, lists all faults, and switches one off.
 
-    Invalid uses exit with code 1 or 2.
+    Invalid usage exits with code 1 or 2.
     """
     code, (row,) = command("faults", "add", "drop_stream", "after_responses=3", "status=RESET")
     assert code == 0
@@ -137,7 +137,7 @@ def test_no_emulator_at_the_url_is_an_error(command):
     assert "no emulator answers at http://127.0.0.1:1" in output
 
 
-def test_the_grpc_port_is_not_the_http_port(command, running):
+def test_url_with_the_grpc_port_is_rejected(command, running):
     """A URL with the gRPC port is an error that says to use the HTTP port."""
     code, output = command("topics", "--url", f"http://{running.grpc_target}")
     assert code == 1

@@ -21,7 +21,7 @@ from sfpubsub.emulator.server import EmulatorServer
 from .support import ORDERS
 
 
-def test_ready_line_has_open_ports_and_a_valid_token(spawn):
+def test_ready_line_names_open_ports_and_a_valid_token(spawn):
     """The ready line has exactly the documented keys.
 
     Its ports are open, and its token is valid.
@@ -36,7 +36,7 @@ def test_ready_line_has_open_ports_and_a_valid_token(spawn):
     client.close()
 
 
-def test_tls_adds_the_ca_file(spawn):
+def test_tls_adds_a_ca_file_to_the_ready_line(spawn):
     """With `--tls`, the ready line names a CA file. A client that trusts it can use both ports."""
     process = spawn("--tls").wait_ready()
     trust = ssl.create_default_context(cafile=process.ready["ca_file"])
@@ -50,9 +50,9 @@ def test_tls_adds_the_ca_file(spawn):
 
 
 def test_advertised_names_and_the_ready_file(spawn, tmp_path):
-    """The certificate and the advertised URLs have the names that clients outside a container use.
+    """The certificate covers all given names, and the URLs contain the advertised one.
 
-    The ready file is complete, readable by its owner only, and removed at exit.
+    The ready file is complete, readable only by its owner, and removed at exit.
     """
     file = tmp_path / "ready.json"
     options = ["--host", "0.0.0.0", "--tls", "--tls-name", "other.test", "--tls-name", "10.1.2.3"]
@@ -98,9 +98,9 @@ run_as = "me@example.com"
 def test_a_client_connects_with_the_settings_file_alone(
     spawn, tmp_path, monkeypatch, options, seed, auth
 ):
-    """The emulator writes a settings file, readable by its owner only.
+    """The emulator writes a settings file that only its owner can read.
 
-    A client that gets nothing else can sign in and call the emulator.
+    A client that is given only this file can sign in and call the emulator.
     """
     for variable in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
         monkeypatch.delenv(variable)
@@ -197,7 +197,7 @@ def test_a_missing_seed_is_an_error(tmp_path):
 def test_tls_without_its_package_names_the_extra(tmp_path, monkeypatch):
     """Without the package trustme, `--tls` is an error that names the extra to install.
 
-    An emulator without TLS starts nevertheless.
+    An emulator without TLS still starts.
     """
     monkeypatch.setitem(sys.modules, "trustme", None)
     result = CliRunner().invoke(command, ["--tls", "--data-dir", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""Tests of faults of the Streaming API: each one happens at its place, and is counted."""
+"""Tests of faults of the Streaming API: each one is triggered where planned, and counted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOPIC = "/topic/Accounts"
 
 @pytest.fixture
 def emulator(start):
-    """An emulator with one retained event; checks at the end that all faults have happened."""
+    """An emulator with one retained event; at the end, checks that every fault was triggered."""
     emulator = start(settings=Settings(streaming_timeout_s=60.0))[0]
     emulator.publish_streaming(TOPIC, records("old"))
     yield emulator
@@ -82,7 +82,7 @@ def test_refuse_message_rejects_a_message_with_any_text(emulator):
 
 
 def test_a_session_ends_while_its_connect_is_held(emulator, client):
-    """If a session ends while its connect is held, the connect gets an error at once."""
+    """If a session ends while its connect is held, the connect fails at once."""
     result = held(emulator, client)
     emulator.faults.add(Fault("end_cometd_session"))
     assert result()[0]["error"] == "403::Unknown client"
@@ -91,7 +91,7 @@ def test_a_session_ends_while_its_connect_is_held(emulator, client):
 def test_the_server_disconnects_the_client(emulator, client):
     """The fault `say_goodbye` adds a disconnect message to the response to a connect.
 
-    Then the session is over.
+    The session is then over.
     """
     result = held(emulator, client)
     emulator.faults.add(Fault("say_goodbye"))
@@ -110,10 +110,10 @@ def test_an_html_page_replaces_a_response(emulator, client):
 
 
 @pytest.mark.parametrize("with_events", [True, False])
-def test_a_poll_is_cut_and_its_events_are_lost_to_the_session(emulator, client, with_events):
+def test_dropped_poll_loses_its_events_to_the_session(emulator, client, with_events):
     """The fault `cut_poll` closes the connection of a held connect.
 
-    Events of its response are lost to the session, but a replay delivers them.
+    The session never receives the events of that response, but a replay delivers them.
     """
     result = held(emulator, client)
     emulator.faults.add(Fault("cut_poll", with_events=with_events))
@@ -125,8 +125,8 @@ def test_a_poll_is_cut_and_its_events_are_lost_to_the_session(emulator, client, 
         assert ids(client.read(2))[1:] == found
 
 
-def test_a_response_is_sent_slowly(emulator, client):
-    """The fault `drip_answer` sends a response slowly, but completely."""
+def test_a_response_is_sent_slowly_but_completely(emulator, client):
+    """The fault `drip_answer` sends a response slowly, but in full."""
     emulator.faults.add(Fault("drip_answer", seconds=0.05))
     assert client.connect(advice={"timeout": 0})[0]["successful"]
 

@@ -60,7 +60,7 @@ def test_refuse_event_rejects_the_first_event_of_a_request(emulator, client):
 def test_old_schemas_can_be_rejected(start):
     """With `accept_old_schemas` off, an event with an outdated schema is rejected.
 
-    The response has the current schema's id.
+    The response contains the current schema's id.
     """
     emulator, client = start(settings=Settings(accept_old_schemas=False))
     old = order(client, "a")

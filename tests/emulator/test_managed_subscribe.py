@@ -1,5 +1,5 @@
-"""ManagedSubscribe: how a subscription is named, its slot (only one stream may be open at a time),
-commits and their refusals, and the commit deadline."""
+"""Tests of ManagedSubscribe: how a subscription is named, its slot (only one stream may be open at
+a time), commits and their refusals, and the commit deadline."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_first_request_is_refused(client, first, suffix):
     assert found in (P + suffix, P + "subscription." + suffix)
 
 
-def test_not_found_status(client):
+def test_unknown_name_ends_the_stream_with_not_found(client):
     """An unknown developer name ends the stream with NOT_FOUND, and the error text contains the
     name."""
     status, details, _ = client.managed(developer_name="Nobody").end()
@@ -99,7 +99,7 @@ def test_not_found_status(client):
         (pb.ManagedFetchRequest(num_requested=1, developer_name="Other"), "fetch.request.invalid"),
     ],
 )
-def test_later_request_is_refused(filled, later, suffix):
+def test_invalid_later_request_is_refused(filled, later, suffix):
     """A later request ends an open stream if it is empty, requests a negative number of events, or
     names another subscription."""
     stream = hold(filled[1])
@@ -181,7 +181,7 @@ def test_commit_request_id_may_be_empty(filled):
     assert stream.answer().replay_id == published[0].replay_id
 
 
-def test_eight_byte_form_is_committed(filled):
+def test_eight_byte_replay_id_can_be_committed(filled):
     """A commit accepts the first eight bytes of a replay ID in place of the full ID."""
     emulator, client, published = filled
     stream = client.managed()
@@ -192,8 +192,7 @@ def test_eight_byte_form_is_committed(filled):
 
 
 def test_commits_coalesce(start):
-    """Commits that are pending at the same time share one answer, with the values of the last
-    one."""
+    """Commits that are pending together share one answer, which has the last one's values."""
     emulator, client = start(settings=Settings(commit_answer_delay_s=0.2))
     published = emulator.publish(ORDERS, orders(5))
     stream = client.managed()
@@ -353,7 +352,7 @@ def test_commit_deadline(start):
 
 
 @pytest.mark.parametrize("counts", [False, True])
-def test_commit_and_the_idle_timeout(start, counts):
+def test_commit_does_not_extend_the_idle_timeout_by_default(start, counts):
     """By default a commit does not extend the 60 s after which an idle stream is closed, which is
     the harder case for a client; with `commits_reset_idle` it does."""
     settings = Settings(commits_reset_idle=counts, commit_answer_delay_s=0)
@@ -403,8 +402,8 @@ def test_stop_ends_the_stream_and_deletes_the_position(filled):
 
 
 def test_delete_ends_the_stream(filled):
-    """Deleting a subscription ends its stream with `config.deleted`; afterwards its name is not
-    found."""
+    """Deleting a subscription ends its stream with `config.deleted`; after that, its name is
+    unknown."""
     emulator, client, _ = filled
     stream = hold(client)
     emulator.managed.delete(MANAGED)
@@ -416,8 +415,8 @@ def test_delete_ends_the_stream(filled):
 
 
 def test_second_stream_is_refused(filled):
-    """While a stream is open, a second one gets ALREADY_EXISTS, and the first continues to receive
-    events."""
+    """While a stream is open, a second one is refused with ALREADY_EXISTS, and the first still
+    receives events."""
     emulator, client, _ = filled
     first = hold(client)
     status, _, trailers = client.managed().end()
@@ -445,8 +444,7 @@ def test_slot_is_free_after_the_end(filled, how):
 
 
 def test_slot_release_setting(start):
-    """With `slot_release_s` the slot stays occupied for that many seconds after its stream has
-    ended."""
+    """With `slot_release_s`, the slot stays occupied for that many seconds after a stream."""
     emulator, client = start(clock=ManualClock(), settings=Settings(slot_release_s=15))
     emulator.publish(ORDERS, orders(1))
     stream = hold(client)
@@ -471,8 +469,7 @@ for response in stub.ManagedSubscribe(iter(requests.get, None), metadata=metadat
 
 
 def test_slot_is_free_soon_after_a_kill(filled):
-    """The slot of a client process becomes free after the process is killed with SIGKILL while its
-    stream is idle.
+    """When a client process with an idle stream is killed with SIGKILL, its slot becomes free.
 
     This usually takes less than a second; the timeout of five seconds is for a busy machine.
     """

@@ -1,5 +1,5 @@
-"""The parts of the emulator's model that need no gRPC or HTTP: replay IDs, counters, settings, the
-clock, schemas, and the event bus."""
+"""Tests of the parts of the emulator's model that need no gRPC or HTTP: replay IDs, counters,
+settings, the clock, schemas, and the event bus."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ POSITIONS = st.integers(0, 2**53 - 1)
 @pytest.mark.parametrize("length", REPLAY_ID_LENGTHS)
 @given(position=POSITIONS)
 def test_replay_ids_are_a_bijection(length, position):
-    """Every position has exactly one replay ID of the configured length, and the ID maps back to
-    the position."""
+    """Every position maps to a replay ID of the configured length, and the ID maps back to the
+    position."""
     ids = ReplayIds(length)
     assert len(ids.mint(position)) == length
     assert ids.read(ids.mint(position)) == position
@@ -44,7 +44,7 @@ def test_byte_order_is_never_arrival_order(length):
 
 
 @given(position=POSITIONS)
-def test_ten_byte_form(position):
+def test_ten_byte_replay_id(position):
     """A ten-byte replay ID is a number below 2**53 followed by two zero bytes, and its first eight
     bytes alone are accepted as well."""
     ids = ReplayIds(10)
@@ -56,8 +56,7 @@ def test_ten_byte_form(position):
 
 @given(garbage=st.binary(max_size=30))
 def test_random_bytes_are_not_a_valid_position(garbage):
-    """Random bytes map to no position, or to one so high that a bus with few events has not reached
-    it."""
+    """Random bytes map to no position, or to one that a bus with few events has not reached."""
     position = ReplayIds(10).read(garbage)
     assert position is None or position > 1000
 
@@ -107,14 +106,13 @@ def test_redelivered_count_equals_that_of_a_set(responses, topic):
     ],
 )
 def test_invalid_settings(values):
-    """An invalid value raises `ValueError`, whose message contains the setting's name."""
+    """An invalid value raises `ValueError` with a message that contains the setting's name."""
     with pytest.raises(ValueError, match=next(iter(values))):
         Settings.from_mapping(values)
 
 
 def test_clock_jumps():
-    """A jump adds to the current time and wakes listeners, and a negative jump raises
-    `ValueError`."""
+    """A jump advances the current time and wakes listeners; a negative jump raises `ValueError`."""
     clock = Clock()
     woken = threading.Event()
     clock.on_jump(woken.set)
@@ -132,8 +130,8 @@ def test_clock_jumps():
 @settings(max_examples=300)
 @given(payload=st.binary(max_size=200))
 def test_check_raises_only_schema_problems(payload):
-    """For any bytes, `Schema.check` either succeeds or raises `SchemaProblem`, and never another
-    exception of fastavro."""
+    """For any bytes, `Schema.check` either succeeds or raises `SchemaProblem`, never an exception
+    of fastavro's own."""
     schema = _account_schema()
     with contextlib.suppress(SchemaProblem):
         schema.check(payload)
@@ -150,7 +148,7 @@ def _account_schema(cache: list[Schema] = []) -> Schema:  # noqa: B006 - a cache
 
 def test_encode_rejects_invalid_values():
     """Encoding a value with an unknown field or a wrong type raises `SchemaProblem` with the name
-    of the field or the schema, and a valid value passes."""
+    of the field or the schema; a valid value is accepted."""
     schema = _account_schema()
     with pytest.raises(SchemaProblem, match="no field Nope"):
         schema.encode({"Nope": 1}, 0.0)

@@ -1,5 +1,5 @@
-"""Pages: encoded runs of events that all streams at the same position share, and that never contain
-lost events."""
+"""Tests of pages: encoded runs of events that all streams at the same position share, and that
+never contain lost events."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def pages_of(emulator: EmulatorServer) -> tuple[Pages, Callable[[int], Page]]:
 
 
 def test_streams_share_a_page(emulator):
-    """Streams at the same position share one page, whether it is full or the last one, and the page
-    contains the same events as the bus, also in its encoded form."""
+    """Streams at the same position share one page, whether it is full or the last one. The page and
+    its encoded form contain the same events as the bus."""
     done = emulator.publish(ORDERS, [{"Order_Number__c": str(n)} for n in range(5)])
     _, first = pages_of(emulator)
     for limit in (3, 100):
@@ -64,8 +64,8 @@ def test_streams_share_a_page(emulator):
     ids=["aged", "aged out", "reset", "moved"],
 )
 def test_lost_events_are_not_in_any_page(emulator, limit, what, left):
-    """After events have expired, were deleted, or have moved to other positions, an earlier page is
-    not used again."""
+    """After events have expired, been deleted or moved to other positions, an earlier page is not
+    reused."""
     emulator.publish(ORDERS, [{}, {}])
     _, first = pages_of(emulator)
     before = first(limit)
@@ -76,7 +76,7 @@ def test_lost_events_are_not_in_any_page(emulator, limit, what, left):
 
 
 def test_incomplete_page_is_replaced(emulator):
-    """A page that is not full is replaced when new events arrive; a full one is kept."""
+    """A page that is not full is replaced after new events arrive; a full one is kept."""
     emulator.publish(ORDERS, [{}, {}])
     _, first = pages_of(emulator)
     full, last = first(2), first(3)
@@ -121,7 +121,7 @@ def test_deleted_channel_removes_its_pages(emulator):
 
 
 def test_cache_is_bounded(emulator, monkeypatch):
-    """The cache has a limited size, and drops the pages that were not used for the longest time."""
+    """The cache has a limited size, and drops the pages that have gone unused the longest."""
     monkeypatch.setattr(module, "_KEPT_BYTES", 4 * module._PAGE_OVERHEAD_BYTES)
     emulator.publish(ORDERS, [{}] * 10)
     pages, first = pages_of(emulator)

@@ -1,4 +1,4 @@
-"""Publish, PublishStream, GetTopic and GetSchema of the emulator."""
+"""Tests of the emulator's Publish, PublishStream, GetTopic and GetSchema."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def publish(client, *events, topic=ORDERS):
 
 
 def test_round_trip(client, order):
-    """A subscriber receives a published event unchanged, with the ID that the publisher set and the
-    replay ID of the publish result."""
+    """A subscriber receives a published event unchanged: with the publisher's ID, and with the
+    replay ID from the publish result."""
     event = order("order-1", City__c="Graz")
     (result,) = publish(client, event).results
     assert result.correlation_key == "order-1"
@@ -65,16 +65,17 @@ def test_round_trip(client, order):
 
 @pytest.mark.parametrize("event_id", ["", "x" * 37])
 def test_blank_or_long_id_becomes_a_uuid(client, order, event_id):
-    """An event ID that is blank or longer than 36 characters is replaced by a UUID, which the
-    publish result contains."""
+    """An event ID that is blank or longer than 36 characters is replaced by a UUID, which is
+    returned in the publish result."""
     (result,) = publish(client, order(event_id)).results
     assert str(uuid.UUID(result.correlation_key)) == result.correlation_key
     assert client.subscribe().events(1)[0].event.id == result.correlation_key
 
 
 def test_invalid_events_are_refused_individually(start):
-    """In one request, each invalid event gets an error (undecodable payload, wrong or blank schema
-    ID, too large), the valid ones are published, and the results keep the order of the events."""
+    """In one request, each invalid event (undecodable payload, wrong or blank schema ID, too large)
+    is rejected with an error, the valid ones are published, and the results keep the order of the
+    events."""
     _, client = start(settings=Settings(event_bytes=500))
     schema_id, schema = schema_of(client, ORDERS)
     account_id, _ = schema_of(client, ACCOUNTS)
@@ -106,16 +107,16 @@ def test_invalid_events_are_refused_individually(start):
         (CHANGES, 1, ("PERMISSION_DENIED", "publish.topic.cannot.publish")),
     ],
 )
-def test_publish_is_refused(client, order, topic, count, expected):
+def test_invalid_publish_request_is_refused(client, order, topic, count, expected):
     """A request is refused as a whole if its topic is blank, unknown or read-only, or if it
     contains no events."""
     request = pb.PublishRequest(topic_name=topic, events=[order()] * count)
     assert client.refusal("Publish", request) == expected
 
 
-def test_oversized_request_fails_as_at_a_proxy(start):
+def test_oversized_request_fails_as_if_rejected_by_a_proxy(start):
     """A request above the size limit fails with UNAVAILABLE and without the service's trailers, as
-    if a proxy had refused it."""
+    if a proxy had rejected it."""
     _, client = start(settings=Settings(publish_request_bytes=100))
     request = pb.PublishRequest(topic_name=ORDERS, events=[pb.ProducerEvent(payload=b"x" * 200)])
     with pytest.raises(grpc.RpcError) as caught:
@@ -178,8 +179,8 @@ def test_get_topic(emulator, client):
         ("GetSchema", pb.SchemaRequest(schema_id="x"), ("NOT_FOUND", "schema.not.found")),
     ],
 )
-def test_lookups_are_refused(client, rpc, request_, expected):
-    """GetTopic and GetSchema return a distinct error code for a blank and for an unknown name."""
+def test_invalid_lookups_are_refused(client, rpc, request_, expected):
+    """GetTopic and GetSchema reject a blank name and an unknown name with different error codes."""
     assert client.refusal(rpc, request_) == expected
 
 

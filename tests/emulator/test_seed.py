@@ -1,4 +1,4 @@
-"""Seed files: the default seed, the format, and the error for each invalid one."""
+"""Tests of seed files: the default seed, the format, and the error for each invalid one."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_default(emulator):
     assert emulator.bus.tip() == 0
 
 
-def test_every_seed_table(tmp_path):
-    """Each TOML table of a seed file takes effect, and a second start with the same seed adds
-    nothing."""
+def test_every_table_of_a_seed_file_takes_effect(tmp_path):
+    """The TOML tables of a seed file set up the emulator, and a second start with the same seed
+    adds nothing."""
     seed = write(tmp_path / "s.toml", FULL)
     for _ in range(2):
         with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
@@ -129,7 +129,9 @@ def test_users_and_apps(tmp_path):
 
 
 def test_public_key_file(tmp_path):
-    """The path in `public_key_file` is relative to the seed file, which may name a certificate."""
+    """The path in `public_key_file` is relative to the seed file. The file may contain a
+    certificate.
+    """
     authority = trustme.CA(key_type=trustme.KeyType.RSA)
     write(tmp_path / "app.pem", authority.cert_pem.bytes().decode())
     seed = write(tmp_path / "s.toml", "[[apps]]\nclient_id='x'\npublic_key_file='app.pem'\n")

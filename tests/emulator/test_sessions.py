@@ -1,4 +1,4 @@
-"""The three authentication headers of a gRPC call, and the errors for invalid ones."""
+"""Tests of the three authentication headers of a gRPC call, and of the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def headers(emulator, **changes):
     ],
 )
 def test_invalid_headers(emulator, changes, suffix):
-    """A wrong token or tenant returns the error code of failed authentication; a missing or
-    malformed header returns that of invalid headers."""
+    """A wrong token or tenant is rejected as failed authentication, and a missing or malformed
+    header as invalid headers."""
     client = Client(emulator.grpc_target, headers(emulator, **changes))
     assert client.refusal("GetTopic", TOPIC) == ("UNAUTHENTICATED", suffix)
     assert client.subscribe().refusal() == suffix
@@ -42,7 +42,7 @@ def test_invalid_headers(emulator, changes, suffix):
 
 
 @pytest.mark.parametrize("form", ["{15}", "{18}", "core/my-domain/{18}", "core/my-domain/{15}"])
-def test_forms_of_the_tenant(emulator, form):
+def test_accepted_forms_of_the_tenant_id(emulator, form):
     """The tenant ID is accepted with 15 and 18 characters, both alone and in the form
     core/<domain>/<org>."""
     tenant = form.replace("{15}", emulator.tenant_id[:15]).replace("{18}", emulator.tenant_id)
@@ -52,8 +52,8 @@ def test_forms_of_the_tenant(emulator, form):
 
 
 def test_statuses_can_be_overridden(start):
-    """A setting can replace the gRPC status of an error code, because some statuses of the real
-    service are not known."""
+    """A setting can replace the gRPC status of an error code, because the real service's statuses
+    are not all known."""
     code = "service.auth.headers.invalid"
     emulator, _ = start(settings=Settings(statuses={code: "INVALID_ARGUMENT"}))
     client = Client(emulator.grpc_target, headers(emulator, tenantid=""))

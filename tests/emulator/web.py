@@ -1,4 +1,4 @@
-"""A minimal HTTP client for the emulator; uses no code of this package's client."""
+"""A minimal HTTP client for the emulator, independent of this package's own client."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Reply:
 
     @property
     def error(self) -> tuple[int, str, str]:
-        """Status, error code and description of an error response of an OAuth endpoint."""
+        """The status, error code and description of an OAuth endpoint's error response."""
         assert set(self.json) == {"error", "error_description"}
         return self.status, self.json["error"], self.json["error_description"]
 
     @property
     def code(self) -> tuple[int, str]:
-        """Status and errorCode of an error response of the REST API."""
+        """The status and errorCode of a REST API error response."""
         assert self.headers.get_content_type() == "application/json"
         (row,) = self.json
         assert {"message", "errorCode"} <= set(row) <= {"message", "errorCode", "fields"}
@@ -64,7 +64,7 @@ def ask(
 
 
 def form(emulator: Any, path: str, fields: dict[str, str], headers: Any = None) -> Reply:
-    """Send a POST with form fields."""
+    """Send a POST request with form fields."""
     data = urllib.parse.urlencode(fields).encode()
     return ask(emulator, "POST", path, data, headers)
 
@@ -94,7 +94,7 @@ def query(emulator: Any, text: str, version: str = "62.0") -> Reply:
 
 
 def found(emulator: Any, text: str) -> list[Any]:
-    """Return the records that a Tooling query finds; fail if it is refused."""
+    """Return the records that a Tooling query finds; fail if the query is refused."""
     reply = query(emulator, text)
     assert reply.status == 200, reply.text
     assert reply.json["size"] == reply.json["totalSize"] == len(reply.json["records"])

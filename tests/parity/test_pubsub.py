@@ -30,13 +30,13 @@ def refused(suffix: str) -> tuple[str, str]:
 
 
 def ended(stream: Any) -> tuple[str, str]:
-    """Return the status and code with which a stream ended."""
+    """Return the status and error code with which a stream ended."""
     status, _, trailers = stream.end()
     return status, trailers.get("error-code", "").removeprefix(PREFIX)
 
 
-def called(org: Any, **headers: str) -> tuple[str, str]:
-    """Call GetTopic with other headers, which must fail; return the error's status and code."""
+def rejection(org: Any, **headers: str) -> tuple[str, str]:
+    """Call GetTopic with changed headers, expecting a rejection; return its status and code."""
     metadata = tuple({**org.metadata, **headers}.items())
     request = pb.TopicRequest(topic_name=org.topic)
     with pytest.raises(grpc.RpcError) as caught:
@@ -75,12 +75,14 @@ def test_unknown_topic_is_rejected(client):
 @pytest.mark.parametrize("header", ["accesstoken", "instanceurl", "tenantid"])
 def test_empty_auth_header_is_rejected(org, header):
     """A call is rejected if any of the three authentication headers is empty."""
-    assert called(org, **{header: ""}) == refused("service.auth.headers.invalid")
+    assert rejection(org, **{header: ""}) == refused("service.auth.headers.invalid")
 
 
 def test_wrong_token_is_rejected(org):
     """A wrong token is rejected with the code ``service.auth.error``."""
-    assert called(org, accesstoken=f"{org.tenant_id[:15]}!wrong") == refused("service.auth.error")
+    assert rejection(org, accesstoken=f"{org.tenant_id[:15]}!wrong") == refused(
+        "service.auth.error"
+    )
 
 
 def test_every_published_event_gets_a_result(org, event):
@@ -95,8 +97,7 @@ def test_every_published_event_gets_a_result(org, event):
 
 
 def test_invalid_payload_fails_alone(org, event):
-    """An invalid payload gets a result with an error; the other event of the same request is
-    published."""
+    """An invalid payload is rejected with an error; the other event in the request is published."""
     good, bad = publish(org, event(), event(b"\xff")).results
     assert good.replay_id
     assert bad.HasField("error")

@@ -34,14 +34,13 @@ def test_versions_are_listed(org):
 
 
 def test_invalid_session_is_rejected(org):
-    """A request with an invalid token gets status 401 and the error INVALID_SESSION_ID, in an
-    array."""
+    """An invalid token returns status 401 and an array with the error INVALID_SESSION_ID."""
     status, found = get(org, "/services/data/v62.0/tooling/query?q=x", f"{org.tenant_id[:15]}!no")
     assert (status, found[0]["errorCode"]) == (401, "INVALID_SESSION_ID")
 
 
 def test_managed_subscriptions_can_be_queried(org):
-    """A query returns records, each with its type, and the number of records."""
+    """A query returns the number of records, and the records, each with its type."""
     text = "SELECT+Id,DeveloperName+FROM+ManagedEventSubscription+LIMIT+5"
     status, found = get(org, f"/services/data/v62.0/tooling/query?q={text}")
     assert status == 200
@@ -52,6 +51,6 @@ def test_managed_subscriptions_can_be_queried(org):
 
 
 def test_malformed_query_is_rejected(org):
-    """A malformed query gets status 400 and the error MALFORMED_QUERY, in an array."""
+    """A malformed query returns status 400 and an array with the error MALFORMED_QUERY."""
     status, found = get(org, "/services/data/v62.0/tooling/query?q=SELECT")
     assert (status, found[0]["errorCode"]) == (400, "MALFORMED_QUERY")

@@ -41,7 +41,7 @@ class Managed:
         self.new_stream()
 
     def take(self, response: Response) -> Gap | None:
-        """Process a response as the intake does; return the gap before it, or None."""
+        """Process a response as the intake does; return the gap reported before it, or None."""
         _, gap = self.position.began(response, self.last)
         self.last = response.position or self.last
         for raw in response.events:
@@ -108,9 +108,9 @@ def test_response_without_position_does_not_begin_a_stream() -> None:
     assert managed.take(events(9)) is not None, "the first position is still checked"
 
 
-def test_gap_if_a_stream_skips_unacked_events_by_a_keepalive() -> None:
+def test_gap_if_a_keepalive_skips_unacked_events() -> None:
     """A stream that begins with a keepalive reports a gap if the ledger still has an unacked event,
-    because the service will not send it again."""
+    because the service will not redeliver it."""
     managed = confirmed()
     managed.reopen()
     gap = managed.take(keepalive(9))
@@ -131,9 +131,9 @@ def test_no_gap_after_all_events_were_committed() -> None:
 # Before the first confirmed commit. The service may have no position, and begin at LATEST.
 
 
-def test_gap_if_the_stream_before_received_nothing() -> None:
+def test_gap_if_the_previous_stream_received_nothing() -> None:
     """After a stream without any response, the next one reports a gap: if it began at LATEST,
-    events published in between are lost."""
+    events published in between were lost."""
     for response in (events(7), keepalive(7)):
         managed = Managed()
         managed.reopen()
@@ -142,8 +142,8 @@ def test_gap_if_the_stream_before_received_nothing() -> None:
         assert managed.take(response) == gap
 
 
-def test_gap_if_the_stream_before_received_only_a_keepalive() -> None:
-    """A keepalive whose commit was not sent or not answered is not a confirmed position, so the
+def test_gap_if_the_previous_stream_received_only_a_keepalive() -> None:
+    """A keepalive whose commit was not sent or not answered does not confirm a position, so the
     next stream reports a gap."""
     managed = Managed()
     managed.take(keepalive(3))
@@ -174,8 +174,8 @@ def test_no_gap_if_a_keepalive_repeats_the_last_position() -> None:
 
 @pytest.mark.parametrize("acked", [(), (1,), (1, 2)], ids=["none-acked", "one", "all"])
 def test_no_gap_if_the_stream_restarts_at_the_first_event(acked: tuple[int, ...]) -> None:
-    """A stream that begins with the first event again shows that the service goes back, as with
-    EARLIEST. A later stream that does not is reported as "repositioned"."""
+    """A stream that begins with the first event again shows that the service restarts there, as
+    with EARLIEST. A later stream that does not is reported as "repositioned"."""
     managed = Managed()
     managed.take(events(1, 2))
     for each in acked:
@@ -202,7 +202,7 @@ def test_no_gap_if_the_stream_begins_with_any_known_event() -> None:
 
 
 @pytest.mark.parametrize("first", [events(9), keepalive(9)])
-def test_gap_if_received_events_are_not_sent_again(first: Response) -> None:
+def test_gap_if_received_events_are_not_redelivered(first: Response) -> None:
     """A stream that begins after the uncommitted events reports a gap, since it may have begun at
     LATEST."""
     managed = Managed()
@@ -230,7 +230,7 @@ def test_next_known_event_confirms_an_unanswered_commit() -> None:
 @pytest.mark.parametrize("first", [events(9), keepalive(9)])
 def test_gap_if_the_commit_of_all_events_was_not_answered(first: Response) -> None:
     """A stream that begins with something new may follow the unanswered commit or begin at LATEST,
-    so a gap is reported and the commit is not confirmed."""
+    so it reports a gap and leaves the commit unconfirmed."""
     managed = Managed()
     managed.take(events(1, 2))
     managed.send(1, 2)
@@ -243,7 +243,7 @@ def test_gap_if_the_commit_of_all_events_was_not_answered(first: Response) -> No
     assert managed.position.uncommitted() is not None
 
 
-def test_commit_of_all_events_is_confirmed_if_the_service_goes_back() -> None:
+def test_commit_of_all_events_is_confirmed_if_streams_restart_at_the_first_event() -> None:
     """If earlier streams restarted at the first event, a stream that begins with a new event
     confirms the unanswered commit."""
     managed = Managed()

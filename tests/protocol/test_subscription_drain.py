@@ -82,7 +82,7 @@ def test_acks_while_draining_are_committed() -> None:
 
 def test_drain_retries_a_rejected_commit_once() -> None:
     """Draining sends a rejected position again; if it is rejected again, the subscription ends with
-    `CommitError`, which has the number of acked events and the reason."""
+    `CommitError`, which reports the number of acked events and the reason."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -115,9 +115,9 @@ def test_drain_waits_ten_seconds_for_a_commit_answer() -> None:
     assert script.settled[ticket] is script.finish.error
 
 
-def test_commit_answer_while_closing_counts() -> None:
-    """A commit answer that arrives after the half-close still counts, so the subscription ends
-    without an error."""
+def test_commit_answer_after_the_half_close_is_accepted() -> None:
+    """A commit answer that arrives after the half-close confirms the commit, so the subscription
+    ends without an error."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -206,8 +206,8 @@ def test_drain_waits_for_a_session_to_commit() -> None:
 
 
 def test_drain_ends_if_no_session_is_available() -> None:
-    """Draining ends with `CommitError` if the sign-in fails temporarily or takes over 10 s, and
-    with the sign-in's own error if it fails for good."""
+    """Draining ends with `CommitError` if signing in fails temporarily or takes over 10 s, and with
+    the sign-in's own error if it fails permanently."""
     down = broken(failure(FailureKind.REAUTHENTICATE))
     down.drain()
     down._did(down.protocol.renewal_failed(failure(), down.now, 0.5))
@@ -312,7 +312,7 @@ def test_drain_requests_more_than_100_events_in_parts() -> None:
     assert request.replay_id == rid(161)
 
 
-def test_drain_without_stream_and_acks_finishes() -> None:
+def test_drain_without_a_stream_or_acks_finishes() -> None:
     """Draining without a stream and without uncommitted acks ends the subscription at once."""
     for why in (failure(), failure(FailureKind.REAUTHENTICATE)):
         script = streaming()
@@ -338,8 +338,8 @@ def test_second_drain_does_nothing() -> None:
 
 
 def test_abort_ends_at_once() -> None:
-    """An abort cancels the stream, drops unread batches, settles waiting callers with
-    `CommitError`, and ends. A second one does nothing."""
+    """An abort cancels the stream, drops unread batches, fails waiting callers with `CommitError`,
+    and ends the subscription. A second one does nothing."""
     script = streaming()
     script.read(events(2))
     script.respond(events(3))
@@ -355,7 +355,7 @@ def test_abort_ends_at_once() -> None:
 
 
 def test_abort_without_a_stream_only_finishes() -> None:
-    """An abort between two streams has no stream to cancel."""
+    """Between two streams, an abort ends the subscription without a stream to cancel."""
     script = streaming()
     script.end(failure())
 
@@ -363,7 +363,7 @@ def test_abort_without_a_stream_only_finishes() -> None:
 
 
 def test_acks_after_the_end_are_ignored() -> None:
-    """An ack by a late worker, after the end, does nothing and raises nothing."""
+    """After the end, an ack from a late worker has no effect and raises no error."""
     script = streaming()
     script.read(events(2))
     script._did(script.protocol.abort())

@@ -21,7 +21,7 @@ SECRET = "planted-client-secret-4711"
 def test_no_secret_is_in_the_table_the_plan_or_the_configuration(
     spark: SparkSession, run_emulator, tmp_path: Path, monkeypatch
 ):
-    """After sign-in and a write, neither client secret nor access token is found there."""
+    """After sign-in and a write, none of them contains the client secret or the access token."""
     emulator = run_emulator(tls=True)
     emulator.accounts.put_user("u")
     emulator.accounts.put_app("key", SECRET, run_as="u")
@@ -94,7 +94,7 @@ print("hidden and in force")
 
 
 def test_a_secret_spark_setting_is_not_on_the_command_line_of_java():
-    """All users can read command lines; the setting works, but Spark does not show its value."""
+    """Any user can read command lines; the setting takes effect, but its value stays hidden."""
     found = subprocess.run(
         [sys.executable, "-c", SETTINGS, SECRET], capture_output=True, text=True, check=False
     )

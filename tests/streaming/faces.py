@@ -57,7 +57,7 @@ class SyncFace:
         return lambda *args, **kwargs: self.run(found(*args, **kwargs))
 
     def collect(self, count: int, timeout: float = PATIENCE) -> list[StreamingMessage]:
-        """Receive *count* messages, and return them."""
+        """Receive *count* messages and return them."""
         found = []
         while len(found) < count:
             message = self.receive(timeout)
@@ -69,7 +69,7 @@ class SyncFace:
         return [message.replay_id for message in self.collect(count)]
 
     def rest(self) -> list[int | None]:
-        """Return the replay ids of messages until none arrives for 0.05 s."""
+        """Return the replay ids of all messages up to a pause of 0.05 s."""
         found = []
         while (message := self.receive(0.05)) is not None:
             found.append(message.replay_id)
@@ -80,7 +80,7 @@ class SyncFace:
         return [message.replay_id for message in self.client]
 
     def handled(self, message: StreamingMessage, error: Exception | None = None) -> None:
-        """Handle a message in a `handling` block, and raise *error* in it if given."""
+        """Handle a message in a `handling` block, and raise *error* inside it if given."""
         with self.client.handling(message):
             if error is not None:
                 raise error

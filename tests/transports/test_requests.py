@@ -72,10 +72,10 @@ class PlayedSubscription:
         return self._pool.submit(self.rpc.take_request).result(PATIENCE)
 
     def respond(self, *numbers: int, pending: int, **fields: Any) -> None:
-        """Send a response and let the application accept it.
+        """Send a response; if it contains events, accept it on behalf of the application.
 
-        It has events with these numbers, or is a keepalive if there are none. Its latest replay id
-        is `tip`, by default the last number.
+        It contains events with these numbers, or is a keepalive if there are none. Its latest
+        replay id is `tip`, by default the last number.
         """
         tip = fields.pop("tip", numbers[-1] if numbers else 0)
         events = [
@@ -136,8 +136,9 @@ def play() -> Iterator[Callable[..., PlayedSubscription]]:
 
 
 def test_the_requests_of_a_plain_subscription(play: Callable[..., PlayedSubscription]) -> None:
-    """A plain subscription requests 10 events, fills its window of 100, and then requests 50 or
-    more. Unacked events limit that. After 50 s, one event is requested to keep the stream open.
+    """A plain subscription requests 10 events, fills its window of 100, and then requests at least
+    50 at a time, within the limit of unacked events. After 50 s, it requests one event to keep the
+    stream open.
     """
     start = StartPosition.after(ReplayId(rid(7)))
     played = play(Target(TOPIC, managed=False), start, limits=Limits(max_unacked=250))
@@ -158,9 +159,10 @@ def test_the_requests_of_a_plain_subscription(play: Callable[..., PlayedSubscrip
 
 
 def test_the_requests_of_a_managed_subscription(play: Callable[..., PlayedSubscription]) -> None:
-    """A managed subscription sends its name once, and commits one at a time, with pauses between.
+    """A managed subscription sends its name once, and its commits one at a time, with pauses
+    between.
 
-    A position that stays the same is committed again after a while.
+    An unchanged position is committed again after a while.
     """
     played = play(Target(NAME, managed=True), None, limits=Limits(max_unacked=4))
     assert played.request() == pb.ManagedFetchRequest(developer_name=NAME, num_requested=4)

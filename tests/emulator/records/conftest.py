@@ -13,13 +13,13 @@ from tests.emulator.records.support import select
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """The clock of `org`, which a test moves by hand."""
+    """The clock of `org`, which a test advances by hand."""
     return ManualClock()
 
 
 @pytest.fixture
 def org(tmp_path, clock) -> Iterator[EmulatorServer]:
-    """An emulator that is not started: it has no server, only its state."""
+    """An emulator that has not been started: only its state, without a server."""
     emulator = EmulatorServer(tmp_path / "org", clock=clock)
     for name in ("Contact", "Opportunity", "Order__c"):
         select(emulator, name)

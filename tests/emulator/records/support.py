@@ -49,5 +49,5 @@ def peak_mb() -> float:
 
 
 def forget_peak() -> None:
-    """Reset the peak memory of this process, so that `peak_mb` starts anew."""
+    """Reset the peak memory of this process, so that `peak_mb` starts over."""
     Path("/proc/self/clear_refs").write_text("5")

@@ -37,8 +37,8 @@ def make_changes(process, made: list[str]) -> None:
 def check(directory, made: list[str]) -> None:
     """Check that stored records and events match after a kill.
 
-    Each record has its creation's event, and each updated one its update's event. No event names a
-    missing record, and all records in *made* exist.
+    Each record has a creation event, and each updated record an update event. No event names a
+    missing record, and every record in *made* exists.
     """
     store = Store(directory / "bus.sqlite3")
     rows = dict(store.rows("SELECT Id, Phone FROM rec_Account"))
@@ -58,7 +58,7 @@ def check(directory, made: list[str]) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_kill_loses_no_record_or_event_alone(spawn, tmp_path, rounds):
+def test_a_kill_never_separates_a_record_from_its_event(spawn, tmp_path, rounds):
     """After kills at random moments, stored records and their change events match.
 
     Each round restarts the emulator on the same directory.

@@ -33,7 +33,7 @@ def test_a_record_and_its_event_are_one_transaction(org, user, monkeypatch):
 
 
 def test_records_survive_a_restart(org, user, tmp_path, clock):
-    """A restart on the same directory has all records, and never reuses a record id."""
+    """A restart on the same directory keeps all records, and never reuses a record id."""
     first = org.records.create("Order__c", {"Name": "1"}, user)
     org.records.delete("Order__c", first, user)
     org.stop()
@@ -69,9 +69,9 @@ def test_compound_fields_and_formulas_are_derived_from_their_parts(org, user):
 
 
 def test_upsert_by_an_external_id_updates_or_creates(org, user):
-    """An upsert updates the record with the external id, ignoring case, or creates one.
+    """An upsert updates the record with the given external id, ignoring case, or creates one.
 
-    A field that is no external id is rejected.
+    A field that is not an external id is rejected.
     """
     first, made = org.records.upsert("Order__c", "External_Id__c", "a", {"Name": "1"}, user)
     again, remade = org.records.upsert("order__C", "external_id__c", "A", {"Name": "2"}, user)
@@ -116,7 +116,7 @@ def test_invalid_values_are_rejected_and_change_nothing(org, user, values, code)
 
 
 def test_a_polymorphic_lookup_accepts_each_of_its_objects(org, user):
-    """The lookup Party__c accepts an Account or a Contact, but no Opportunity."""
+    """The lookup Party__c accepts an Account or a Contact, but not an Opportunity."""
     account = org.records.create("Account", {"Name": "A"}, user)
     contact = org.records.create("Contact", {"LastName": "C"}, user)
     for party in (account, contact[:15]):
@@ -134,7 +134,7 @@ def test_a_polymorphic_lookup_accepts_each_of_its_objects(org, user):
 
 
 def test_undelete_takes_a_record_out_of_the_recycle_bin(org, user):
-    """A deleted record is found only by queries that include deleted records.
+    """Queries find a deleted record only if they include deleted records.
 
     It cannot be updated, and it can be undeleted only once.
     """

@@ -67,7 +67,7 @@ class FakeSidecars:
 
 
 def job_of(subscription: FakeSubscription, **options):
-    """Return a job with a fake writer, and the writer."""
+    """Return a job and its fake writer."""
     writer = FakeWriter(subscription)
     return IngestJob(subscription, writer, clock=subscription.clock, **options), writer
 
@@ -97,8 +97,8 @@ def test_batch_is_written_when_its_first_event_is_old_enough():
 
 
 def test_batch_is_written_when_other_sources_write():
-    """A job writes its batch early when the shared writer wants it, so that one commit has the
-    events of all sources.
+    """A job writes its batch early when the shared writer asks for it, so that one commit contains
+    the events of all sources.
     """
     subscription = FakeSubscription([2, 1.0, lambda: setattr(writer, "is_wanted", True), 1.0])
     subscription.script.append(lambda: until(lambda: writer.writes, "the write", patience=10.0))
@@ -108,7 +108,7 @@ def test_batch_is_written_when_other_sources_write():
 
 
 def test_batch_is_written_when_it_reaches_batch_bytes():
-    """A batch is limited by its bytes as well as by its number of events."""
+    """A batch is limited in bytes as well as in number of events."""
     subscription = FakeSubscription([2, 2, 2, 2])
     job, writer = job_of(subscription, idle_timeout=1.0, batch_bytes=30)
     job.run()
@@ -116,8 +116,8 @@ def test_batch_is_written_when_it_reaches_batch_bytes():
 
 
 def test_a_failed_write_acks_nothing():
-    """A failed write ends the job with its error and without acks, so that the events are delivered
-    again.
+    """A failed write ends the job with the writer's error and acks nothing, so that the events are
+    redelivered.
     """
     subscription = FakeSubscription([3, 2])
     job, writer = job_of(subscription, batch_events=3)
@@ -155,7 +155,7 @@ def test_stop_writes_and_acks_received_events():
 def test_max_events_is_exact():
     """A job writes and acks exactly `max_events` events, even if the limit falls within a response.
 
-    The rest is delivered again.
+    The remaining events stay unacked.
     """
     subscription = FakeSubscription([4, 4, 4])
     job, writer = job_of(subscription, max_events=6)
@@ -211,8 +211,8 @@ def test_closed_subscription_ends_the_job(state):
     assert [len(write) for write in writer.writes] == [3]
 
 
-def test_waiting_job_notices_that_spark_has_ended():
-    """A job without events to write raises an error within seconds when the JVM has ended."""
+def test_waiting_job_detects_that_spark_has_exited():
+    """If the JVM exits, a job without events to write raises an error within seconds."""
     clock = Clock()
 
     def die() -> None:
@@ -225,7 +225,7 @@ def test_waiting_job_notices_that_spark_has_ended():
 
 
 def test_progress_is_reported_after_each_write():
-    """The reported progress has the sums of all writes so far."""
+    """The reported progress is the total of all writes so far."""
     seen = []
     job, _ = job_of(
         FakeSubscription([2, 3]), batch_events=1, idle_timeout=1.0, on_progress=seen.append
@@ -296,8 +296,8 @@ def test_at_most_one_batch_is_collected_during_a_write():
 
 
 def test_events_collected_during_a_write_are_one_batch():
-    """`batch_seconds` limits how long events wait for others, but not how long they wait for a
-    write in progress, so that a slow disk does not lead to small batches.
+    """`batch_seconds` limits how long events wait for more events, but not how long they wait for a
+    write in progress, so that a slow disk does not cause small batches.
     """
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=3, batch_seconds=1.0, idle_timeout=50.0)
@@ -343,8 +343,8 @@ def test_failed_write_does_not_hide_the_subscriptions_error(caplog):
 
 
 def test_idle_timeout_ignores_the_time_of_a_write():
-    """Too many unacked events stop the delivery during a long write, so this time is not counted as
-    idle.
+    """Too many unacked events stop delivery during a long write, so the time it takes does not
+    count as idle.
     """
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=3, idle_timeout=5.0)
@@ -372,9 +372,9 @@ def test_error_in_a_callback_does_not_hide_a_failed_write(caplog):
     assert subscription.acked == []
 
 
-def test_fatal_gap_is_not_recorded_although_a_batch_follows():
-    """A gap that ends the subscription is not recorded, even if a batch from before it is written
-    after it was detected. Earlier gaps are recorded.
+def test_fatal_gap_is_not_recorded_even_if_a_batch_follows():
+    """A gap that ends the subscription is not recorded, even if a batch received before it is
+    written after its detection. Earlier gaps are recorded.
     """
     passed, ahead = Gap("unanchored", "/event/X__e"), Gap("rejected", "/event/X__e")
 
@@ -413,8 +413,8 @@ def test_sidecars_are_not_written_during_a_write():
 
 
 def test_until_caught_up_ends_the_job_at_the_next_keepalive():
-    """With `until_caught_up`, a keepalive that says that no events are left ends the job, after its
-    batch was written.
+    """With `until_caught_up`, a keepalive that reports no remaining events ends the job after its
+    batch has been written.
     """
 
     def keepalive() -> None:
@@ -449,7 +449,7 @@ def test_keepalive_that_does_not_end_the_job(obstacle: str):
 
 
 def job_with_sidecars(subscription: FakeSubscription, **options):
-    """Return a job with a fake writer and fake sidecars, and both of these."""
+    """Return a job, its fake writer and its fake sidecars."""
     sidecars = FakeSidecars(subscription)
     job, writer = job_of(subscription, sidecars=sidecars, **options)
     return job, writer, sidecars
@@ -486,9 +486,9 @@ def test_job_ends_if_a_gap_cannot_be_recorded():
     assert (writer.writes, subscription.acked) == ([], [])
 
 
-def test_position_at_which_a_job_fails_is_not_a_gap():
-    """A job that ends because its position was rejected has skipped nothing, so no gap is recorded
-    for it. A gap before it is recorded although the job failed.
+def test_rejected_position_that_ends_a_job_is_not_recorded_as_a_gap():
+    """If a job ends because its position was rejected, nothing was skipped, so no gap is recorded.
+    An earlier gap is recorded even though the job failed.
     """
     passed, ahead = Gap("unanchored", "/event/X__e"), Gap("rejected", "/event/X__e")
 
@@ -503,8 +503,8 @@ def test_position_at_which_a_job_fails_is_not_a_gap():
 
 
 def test_commit_is_recorded_after_its_confirmation():
-    """When the service confirms a commit, one entry with the sums of all writes since the previous
-    entry is recorded. `settle` records a commit that was confirmed at the end.
+    """When the service confirms a commit, one entry is recorded, with the totals of all writes
+    since the previous entry. `settle` records a commit that was confirmed at the end.
     """
 
     def confirm() -> None:

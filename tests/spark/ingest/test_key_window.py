@@ -1,6 +1,6 @@
 """Tests of the window of dedupe keys, with real files and a simulated clock, and without Spark.
 
-Recent keys are in memory and older ones in runs, which are sorted files on local disk.
+Recent keys are kept in memory and older ones in runs, which are sorted files on local disk.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
 
 
 class Table:
-    """The rows of a raw table in order, as the only truth about what was written."""
+    """The rows of a raw table in order: the reference for what was written."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[bytes, int, float]] = []
@@ -127,9 +127,7 @@ def records_of(keys: list[bytes], marks: list[int]) -> np.ndarray:
 
 
 def test_a_run_finds_the_keys_that_were_written_and_no_others(tmp_path: Path):
-    """Among many keys, a run finds exactly those in its file, with their marks, also after it was
-    opened again.
-    """
+    """A run finds exactly the keys in its file, with their marks, and can be reopened."""
     count = 5_000
     run = run_of(tmp_path, records_of([key(n) for n in range(count)], list(range(count))))
     asked = [key(n) for n in range(-20_000, count)]
@@ -144,8 +142,8 @@ def test_a_run_finds_the_keys_that_were_written_and_no_others(tmp_path: Path):
 @settings(max_examples=40, deadline=None)  # files are flushed to disk, which may be slow
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=40))
 def test_keys_that_share_half_of_their_bytes_are_told_apart(pairs: list[tuple[int, int]]):
-    """A key is found only if both of its halves match, although the first half alone predicts its
-    position.
+    """A key is found only if both of its halves match, even though the first half alone predicts
+    its position.
     """
     keys = sorted({head.to_bytes(8, "little") + tail.to_bytes(8, "little") for head, tail in pairs})
     asked = [h.to_bytes(8, "little") + t.to_bytes(8, "little") for h in range(3) for t in range(4)]
@@ -184,10 +182,8 @@ def test_damaged_run_is_detected_when_it_is_opened(tmp_path: Path, damage: str):
         KeyRun.open(tmp_path, run.entry)
 
 
-def test_key_of_another_length_is_rejected(tmp_path: Path):
-    """A key that does not have 16 bytes raises an error, because it would shift all keys
-    after it.
-    """
+def test_key_of_the_wrong_length_is_rejected(tmp_path: Path):
+    """A key that is not 16 bytes long raises an error, because it would shift all keys after it."""
     window = KeyWindow("t", tmp_path / "keys")
     with pytest.raises(ValueError, match="16 bytes"):
         window.find([key(1)[:8]])
@@ -197,7 +193,7 @@ def test_key_of_another_length_is_rejected(tmp_path: Path):
 
 @pytest.mark.parametrize(("length", "max_keys"), [(0.0, 5), (5.0, 0)])
 def test_window_without_length_or_keys_is_rejected(tmp_path: Path, length: float, max_keys: int):
-    """A window length or a maximum number of keys of 0 raises an error, because such a window finds
+    """A window length of 0 or a maximum of 0 keys raises an error, because such a window would find
     nothing.
     """
     with pytest.raises(ValueError, match="a dedupe window"):
@@ -208,7 +204,7 @@ def test_window_without_length_or_keys_is_rejected(tmp_path: Path, length: float
 
 
 def test_a_small_window_needs_no_disk(tmp_path: Path):
-    """A window with few keys has them in memory only and creates no files."""
+    """A window with few keys keeps them only in memory and creates no files."""
     window, table = KeyWindow("t", tmp_path / "keys", LENGTH), Table()
     table.fill(window, START)
     table.add(window, list(range(1000)), START)
@@ -219,7 +215,7 @@ def test_a_small_window_needs_no_disk(tmp_path: Path):
 @pytest.mark.parametrize("seed", range(5))
 def test_window_agrees_with_a_model(tmp_path: Path, small: None, seed: int):
     """After random batches, pauses, restarts and writes of unknown outcome, the window finds the
-    keys that the model has, and no obsolete files are left.
+    keys that the model expects, and no obsolete files remain.
     """
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -256,7 +252,7 @@ def test_window_agrees_with_a_model(tmp_path: Path, small: None, seed: int):
 
 
 def test_restart_reads_only_rows_newer_than_the_runs(tmp_path: Path, small: None):
-    """A start reads only the rows of the last batches, however large the table is."""
+    """On a restart, only the rows of the last batches are read, however large the table is."""
     window, table = KeyWindow("t", tmp_path / "keys", LENGTH), Table()
     table.fill(window, START)
     for first in range(0, 1000, 7):
@@ -269,7 +265,7 @@ def test_restart_reads_only_rows_newer_than_the_runs(tmp_path: Path, small: None
 
 def test_keys_from_an_earlier_process_are_known_but_not_sure(tmp_path: Path, small: None):
     """The rows of keys in an earlier process's runs may have been deleted, so these keys are not
-    sure. Keys that were loaded from the table are sure, but have no mark.
+    `sure`. Keys loaded from the table are `sure`, but have no mark.
     """
     window, table = KeyWindow("t", tmp_path / "keys", LENGTH), Table()
     table.fill(window, START)
@@ -305,7 +301,7 @@ def test_restored_table_is_loaded_again(tmp_path: Path, small: None):
 
 
 def test_keys_of_another_table_are_ignored(tmp_path: Path, small: None):
-    """A window ignores the keys in its directory if they belong to another table, as in a copied
+    """A window ignores keys in its directory that belong to another table, as in a copied
     directory.
     """
     window, table = KeyWindow("t", tmp_path / "keys", LENGTH), Table()
@@ -334,8 +330,8 @@ def test_expired_keys_are_deleted_with_their_files(tmp_path: Path, small: None):
 def test_window_with_too_many_keys_covers_a_shorter_time(
     tmp_path: Path, small: None, caplog: pytest.LogCaptureFixture
 ):
-    """The window drops its oldest keys at the configured maximum, logs a warning, and reports since
-    when it is complete, also after a restart.
+    """At the configured maximum, the window drops its oldest keys, logs a warning, and reports the
+    time from which it is complete, even after a restart.
     """
     window, table = KeyWindow("t", tmp_path / "keys", LENGTH, max_keys=200), Table()
     table.fill(window, START)
@@ -357,9 +353,7 @@ def test_window_with_too_many_keys_covers_a_shorter_time(
 
 
 def test_maximum_of_keys_holds_while_a_table_is_loaded(tmp_path: Path, small: None):
-    """A window that is loaded from a table with too many rows has no more than the maximum number
-    of keys.
-    """
+    """A window loaded from a table with too many rows holds at most the maximum number of keys."""
     table = Table()
     times = [START + n * 60.0 for n in range(1000)]
     table.rows = [(key(n), mark(n, time), time) for n, time in enumerate(times)]
@@ -420,9 +414,9 @@ def test_full_disk_raises_and_loses_no_keys(
 # Changed settings and crashes.
 
 
-def test_lengthened_window_knows_what_it_lacks(tmp_path: Path, small: None):
-    """A window that was shorter before reports only the time that it really covers, so that older
-    keys are looked up in the table.
+def test_lengthened_window_reports_only_what_it_covers(tmp_path: Path, small: None):
+    """A window that used to be shorter reports only the time it really covers, so that older keys
+    are looked up in the table.
     """
     window, table = KeyWindow("t", tmp_path / "keys", 2 * HOUR), Table()
     times = [START - n * 600.0 for n in reversed(range(60))]

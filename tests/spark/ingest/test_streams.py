@@ -18,7 +18,7 @@ A, B = Source("managed", "Orders"), Source("topic", "/data/AccountChangeEvent")
 
 
 class WaitingSubscription(FakeSubscription):
-    """A fake subscription that waits for a millisecond of real time when its script has ended."""
+    """A fake subscription that waits for a millisecond of real time once its script is finished."""
 
     def next_batch(self, timeout=None):
         if not self.script:
@@ -27,8 +27,8 @@ class WaitingSubscription(FakeSubscription):
 
 
 def stream_of(source: Source, script: list, log: list[str]) -> Stream:
-    """Return a stream with a scripted subscription, which adds its source's name to *log* when it
-    is finished.
+    """Return a stream with a scripted subscription; when finished, it adds its source's name to
+    *log*.
     """
     subscription = WaitingSubscription(script, patience=500.0)
     job = IngestJob(subscription, FakeWriter(subscription), clock=subscription.clock)
@@ -37,7 +37,7 @@ def stream_of(source: Source, script: list, log: list[str]) -> Stream:
 
 def test_failure_of_one_job_drains_the_others_and_names_its_source():
     """When a job fails, the other jobs write and ack what they have received, and the raised error
-    begins with the failed source.
+    names the failed job's source.
     """
     log: list[str] = []
     good = stream_of(A, [3], log)
@@ -56,7 +56,7 @@ def test_failure_of_one_job_drains_the_others_and_names_its_source():
 
 
 def test_failure_to_finish_does_not_hide_the_jobs_failure(caplog):
-    """If a job fails and finishing it fails too, the job's error is raised and the other one is
+    """If a job fails and finishing it also fails, the job's error is raised and the other one is
     logged.
     """
 
@@ -96,8 +96,8 @@ def test_stop_ends_every_job():
 
 
 def test_policy_continue_keeps_the_other_jobs_running(caplog):
-    """With the policy `continue`, a failure is logged at once and raised when the other jobs have
-    ended by themselves.
+    """With the policy `continue`, a failure is logged at once, and raised after the other jobs have
+    ended on their own.
     """
     log: list[str] = []
     bad = stream_of(B, [2, PermissionDeniedError("no access", error_code="x")], log)

@@ -26,7 +26,7 @@ COLUMNS = Columns("Account", tuple(Column(name, pa.string(), name, "", (name,)) 
 
 
 def rows(*ids: str) -> pa.Table:
-    """Return rows of these records."""
+    """Return one row for each record id."""
     found = [
         {"record_id": record_id, "_is_deleted": False, "_found": True, **dict.fromkeys(FIELDS, "x")}
         for record_id in ids
@@ -47,7 +47,7 @@ def target(spark: SparkSession, tmp_path: Path) -> Iterator[Target]:
 def test_merge_reads_only_its_own_pieces(target: Target, tmp_path: Path) -> None:
     """A merge does not open the files of other pieces, even if the object has many fields.
 
-    A piece states its lowest and highest record id, so that a merge does not need Spark to find
+    A piece records its lowest and highest record id, so that a merge does not need Spark to find
     them.
     """
     log = ReadLog(target, "Account")

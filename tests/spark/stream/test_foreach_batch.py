@@ -26,7 +26,7 @@ from tests.spark.source_world import TOPIC, orders, settings_file
 
 
 class Streams:
-    """Queries of the source in one Spark session, with an emulator and a raw table."""
+    """Runs streaming queries against an emulator and a raw table in one Spark session."""
 
     def __init__(self, spark, emulator, directory: Path) -> None:
         self.spark = spark
@@ -49,8 +49,8 @@ class Streams:
     def run(self, checkpoint: str, **more: str):
         """Write all available events to the table with an availableNow query.
 
-        Spark waits 10 s for its Python processes to connect, which cannot be configured; this is
-        tried again on a busy machine. No batch has begun before.
+        Spark gives its Python processes a fixed 10 s to connect, which can be too short on a busy
+        machine. The query is then retried, as no batch has started yet.
         """
         for _ in range(5):
             try:
@@ -81,7 +81,7 @@ class Streams:
         return query.option("checkpointLocation", str(self.directory / "one")).start()
 
     def ids(self) -> list[str]:
-        """Return the event ids that a reader without Spark sees, and check their numbers."""
+        """Return the event ids as read without Spark; check that the rows are numbered from 0."""
         data = ds.dataset(self.table, schema=SCHEMA, format="parquet")
         rows = data.to_table(columns=["event_id", "ingest_seq"])
         rows = rows.sort_by("ingest_seq")
@@ -90,7 +90,7 @@ class Streams:
 
 
 class ErrorRecorder:
-    """Passes batches to a writer, and keeps the traceback of an error, which Spark receives."""
+    """Passes batches to a writer, and records the traceback of any error before re-raising it."""
 
     def __init__(self, writer: ForeachBatchWriter) -> None:
         self._writer = writer
@@ -116,8 +116,8 @@ def streams(spark, run_emulator, tmp_path) -> Streams:
 
 
 def test_each_event_is_stored_once_even_if_batches_are_repeated(streams: Streams):
-    """Spark repeats a batch whose commit was lost, and a new checkpoint repeats all events, but the
-    table gets no duplicates."""
+    """A batch repeated after a lost commit, and events repeated by a new checkpoint, leave no
+    duplicates in the table."""
     published = streams.emulator.publish(TOPIC, orders(50))
     schemas = streams.table.parent / ".table.sfpubsub" / "_schemas"
     query = streams.run("one", maxOffsetsPerTrigger="20")
@@ -145,8 +145,8 @@ def test_each_event_is_stored_once_even_if_batches_are_repeated(streams: Streams
     assert [row.event_id for row in by_spark] == streams.ids()
 
 
-def test_a_gap_is_recorded_beside_the_table_and_not_as_a_row(streams: Streams):
-    """After data loss, the table has one row per event, and the gap is in its gaps sidecar."""
+def test_a_gap_is_recorded_beside_the_table_not_as_a_row(streams: Streams):
+    """After data loss, the table has one row per event, and a sidecar file records the gap."""
     published = streams.emulator.publish(TOPIC, orders(10))
     streams.run("one")
     later = streams.emulator.publish(TOPIC, orders(5, 10))
@@ -161,7 +161,9 @@ def test_a_gap_is_recorded_beside_the_table_and_not_as_a_row(streams: Streams):
 
 
 def test_a_restarted_query_resumes_from_its_checkpoint(streams: Streams):
-    """A stopped query with the default trigger continues after a restart, with each event once."""
+    """A query with the default trigger is stopped and restarted, and writes each event exactly
+    once.
+    """
     published = []
     for part in range(2):
         published += streams.emulator.publish(TOPIC, orders(10, 10 * part))
@@ -252,8 +254,8 @@ def test_a_failed_write_is_reported_briefly_and_logged_in_full(
     assert streams.ids() == [event.event_id for event in published]
 
 
-def test_a_rejected_query_fails_with_the_reason(streams: Streams):
-    """The error that Spark raises contains the reason which the service gave."""
+def test_a_rejected_query_fails_with_the_services_reason(streams: Streams):
+    """The error that Spark raises contains the reason that the service gave."""
     streams.emulator.faults.add(Fault(kind="expire_token"))
     with pytest.raises(StreamingQueryException, match="no longer accepts the access token"):
         streams.run("one")
@@ -269,7 +271,7 @@ def test_a_wrong_option_is_rejected_before_the_query_starts(streams: Streams):
 
 
 def test_the_writer_rejects_frames_outside_streaming_queries(streams: Streams):
-    """Without a query, a batch has no name by which a repetition could be detected."""
+    """Outside a query, a batch has no name by which a repeat could be detected."""
     streams.emulator.publish(TOPIC, orders(1))
     with (
         ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer,
@@ -278,8 +280,10 @@ def test_the_writer_rejects_frames_outside_streaming_queries(streams: Streams):
         writer(streams.spark.range(1), 0)
 
 
-def test_the_query_of_the_documentation_runs(streams: Streams, monkeypatch):
-    """The example on the page streaming-source writes all events, with only its paths replaced."""
+def test_the_query_in_the_documentation_runs(streams: Streams, monkeypatch):
+    """The example on the page streaming-source writes all events, with only its paths and idle
+    timeout changed.
+    """
     (code,) = blocks(page("streaming-source"), "python")
     for path, own in {
         "/etc/sfpubsub.toml": streams.settings,

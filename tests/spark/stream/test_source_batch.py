@@ -31,7 +31,7 @@ class BatchReader(EventReader):
 
 @pytest.fixture
 def world(run_emulator):
-    """A world with frequent keepalives, so that a read ends by a keepalive and not by a timeout."""
+    """A world with frequent keepalives, so that a read ends at a keepalive and not at a timeout."""
     with closing(World(run_emulator(settings=Settings(keepalive_s=0.3)))) as made:
         yield made
 
@@ -49,7 +49,7 @@ def read(world: World, **options: str) -> list[dict]:
 
 
 def test_a_frame_contains_all_events_from_its_start_until_now(world):
-    """Events come in order, from the earliest one by default or after the given replay id."""
+    """Events are returned in order, by default from the earliest, or after the given replay id."""
     published = world.publish(25)
     found = read(world, maxOffsetsPerTrigger="10")
     assert ids(found) == [event.event_id for event in published]
@@ -58,8 +58,10 @@ def test_a_frame_contains_all_events_from_its_start_until_now(world):
     assert ids(after) == [event.event_id for event in published[10:]]
 
 
-def test_a_frame_without_events_waits_for_the_idle_timeout_only(run_emulator):
-    """Unlike a query, it has no position to keep, so it does not wait for a keepalive (270 s)."""
+def test_a_frame_without_events_waits_only_for_the_idle_timeout(run_emulator):
+    """Unlike a query, a batch read has no position to store, so it does not wait for a keepalive
+    (270 s).
+    """
     with closing(World(run_emulator())) as world:
         published = world.publish(2)
         start = published[-1].replay_id.hex()
@@ -68,7 +70,9 @@ def test_a_frame_without_events_waits_for_the_idle_timeout_only(run_emulator):
 
 
 def test_a_batch_read_rejects_large_frames_and_useless_starts(world, monkeypatch):
-    """Too many bytes, startingOffsets=latest and a replay id that is not retained raise errors."""
+    """A frame that is too large, startingOffsets=latest, and an expired replay id each raise an
+    error.
+    """
     published = world.publish(5)
     with monkeypatch.context() as small:
         small.setattr(batch, "MAX_FRAME_BYTES", 10)
@@ -82,7 +86,9 @@ def test_a_batch_read_rejects_large_frames_and_useless_starts(world, monkeypatch
 
 
 def test_spark_read_uses_the_settings_file(spark: SparkSession, world, tmp_path):
-    """Spark's processes get no SFPUBSUB_ variables, so the option configFile names a file."""
+    """Spark's processes have no SFPUBSUB_ variables, so the option configFile names a settings
+    file.
+    """
     published = world.publish(3)
     file = settings_file(world.emulator, tmp_path / "settings.toml")
     assert not any(name.startswith("SFPUBSUB_ENDPOINT") for name in os.environ)
@@ -93,7 +99,7 @@ def test_spark_read_uses_the_settings_file(spark: SparkSession, world, tmp_path)
 
 
 def test_a_query_of_several_topics_writes_one_table_and_reports_lag(spark, world, tmp_path):
-    """The progress of the query has the sequence number and the pending events of each topic."""
+    """The query's progress reports the sequence number and the pending events of each topic."""
     published = world.publish(3)
     topics = [TOPIC, "/data/AccountChangeEvent"]
     file = settings_file(world.emulator, tmp_path / "settings.toml")

@@ -1,6 +1,6 @@
-"""Every kind of target applies each step to a table once, completely and in order.
+"""Tests that every kind of target applies each step to a table once, completely and in order.
 
-The tests use the table format of the session (conftest.py), with a path, a URL and a catalog.
+They use the table format of the session (conftest.py), with a path, a URL and a catalog.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def rows(*seqs: int, columns: pa.Schema = COLUMNS, **more: object) -> pa.Table:
-    """Return rows with the given numbers and columns; *more* replaces values."""
+    """Return one row for each number; *more* overrides column values."""
     found = [
         {
             "event_id": f"event-{seq}",
@@ -94,8 +94,8 @@ def test_a_table_applies_each_step_once(target):
 
 
 def test_columns_are_added_at_every_depth(target):
-    """Older rows have null in new columns and parts; the table's facts are replaced as a whole, and
-    kept if none are given."""
+    """Older rows are null in new columns and nested fields. The table's facts are replaced as a
+    whole, or kept if none are given."""
     table = target.table("AccountChangeEvent")
     table.make(COLUMNS, {"schema_ids": "a"})
     table.append([parquet_of(rows(0))], 1)
@@ -111,7 +111,7 @@ def test_columns_are_added_at_every_depth(target):
 
 
 def test_rows_are_merged_and_deleted_once(target):
-    """A merge or delete that is repeated with the same step number changes nothing."""
+    """Repeating a merge or delete with the same step number changes nothing."""
     table = target.table("Account")
     table.make(COLUMNS, merged=True)
     table.append([parquet_of(rows(0, 1, 2))], 1)
@@ -180,8 +180,8 @@ def test_a_url_or_a_catalog_schema_can_be_a_target(spark, lake):
             assert table.facts() == {"kind": "x"}
 
 
-def test_a_table_of_another_tool_is_not_used(spark, target):
-    """A table without our properties is neither listed nor written; a target in use cannot be
+def test_a_table_created_by_another_tool_is_not_used(spark, target):
+    """A table without our properties is neither listed nor written to; a target in use cannot be
     opened again."""
     table = target.table("Mine")
     target.spark.sql(f"CREATE TABLE {table._in_sql} (x INT) USING {TABLE_FORMAT}")
@@ -193,7 +193,9 @@ def test_a_table_of_another_tool_is_not_used(spark, target):
 
 
 def test_a_change_by_another_process_is_detected(spark, tmp_path):
-    """Only a local path has a lease, so each write checks whether another writer did the step."""
+    """Only a local path has a lease, so each write checks whether another writer has applied the
+    step.
+    """
     with open_target(spark, tmp_path, TABLE_FORMAT) as target:
         first, second = (target._open("T") for _ in range(2))
         first.make(COLUMNS)
@@ -226,15 +228,15 @@ def test_the_destination_of_a_target_is_parsed(text, format_, catalog, local):
 
 
 def test_a_remote_parquet_target_is_rejected():
-    """An object store has no rename that would make all files of a step visible at once."""
+    """An object store has no rename that could make all files of a step visible at once."""
     with pytest.raises(ConfigurationError, match="use a local directory, or a table format"):
         Place.parse("s3a://bucket/x", "parquet")
 
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="what Delta does to write its log")
 def test_a_commit_on_a_local_path_starts_few_processes(target):
-    """By default, Hadoop starts `chmod` and `readlink` processes for each file, 820 for the commits
-    of forty tables; the log store and checkpoint file manager that we set avoid most of them.
+    """By default, Hadoop starts `chmod` and `readlink` processes for each file (820 for the commits
+    of forty tables). Our log store and checkpoint file manager avoid most of them.
     """
     table = target.table("Order_Event__e")
     table.make(COLUMNS)
@@ -250,8 +252,8 @@ def test_a_commit_on_a_local_path_starts_few_processes(target):
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="the number is in Delta's own conflict check")
 def test_a_step_that_another_writer_commits_first_is_rejected(target, monkeypatch):
-    """If the other commit comes after the number was checked, the append fails and its rows are
-    there once; the next append runs no Spark job."""
+    """If another writer commits after the step number was checked, the append fails and the rows
+    exist only once. The next append runs no Spark job."""
     table, other = target.table("Order_Event__e"), target._open("Order_Event__e")
     table.make(COLUMNS)
     put = table._put
