@@ -80,7 +80,7 @@ def test_a_ring_between_the_check_and_the_wait_is_not_missed():
 
 
 def test_no_ring_from_another_thread_is_missed():
-    """A task that waits for each of 500 steps of another thread sees them all."""
+    """A task that waits for each of another thread's 500 steps is woken for every one of them."""
 
     async def wait():
         bell, steps, asked = Bell(), [0], threading.Semaphore(0)

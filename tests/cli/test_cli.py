@@ -38,9 +38,7 @@ def emulator(run_emulator, monkeypatch):
 
 
 def point_at(emulator, monkeypatch, **changed: str) -> None:
-    """Set the environment variables for *emulator*, with the values in *changed* instead of its
-    own.
-    """
+    """Set the environment variables for *emulator*, overridden by those in *changed*."""
     for name, value in {**environment(emulator), **changed}.items():
         monkeypatch.setenv(name, value)
 
@@ -158,15 +156,13 @@ def test_a_signal_drains_and_the_next_run_resumes(emulator, number, code, capsys
 
 @pytest.fixture
 def quick_slot(monkeypatch):
-    """Shorten the client's delays, also the delay before it asks again for a slot in use."""
+    """Shorten the client's delays, including the one before it retries a slot that is in use."""
     times = Timings(backoff_initial=0.02, backoff_max=0.1, slot_initial=0.05, slot_max=0.1)
     monkeypatch.setattr("sfpubsub.config.Settings.timings", times)
 
 
-def test_waiting_for_the_slot_is_reported_and_not_idle(emulator, connect, capsys, quick_slot):
-    """While another client holds the slot, one line says so, and the wait doesn't count as idle
-    time.
-    """
+def test_waiting_for_the_slot_does_not_count_as_idle(emulator, connect, capsys, quick_slot):
+    """While another client holds the slot, one line says so, and the idle timeout does not run."""
     results = emulator.publish(TOPIC, orders(2))
     ended: list[float] = []
     with connect(emulator).subscribe_managed(NAME, ack="manual") as holder:
@@ -186,9 +182,10 @@ def test_waiting_for_the_slot_is_reported_and_not_idle(emulator, connect, capsys
     assert (second, last) == ("receiving again", "2 events")
 
 
-def test_an_outage_is_reported_and_not_idle(run_emulator, monkeypatch, capsys, quick_slot):
-    """An outage longer than ``--idle-timeout`` doesn't end the command, and is not reported at
-    every attempt.
+def test_an_outage_does_not_count_as_idle(run_emulator, monkeypatch, capsys, quick_slot):
+    """An outage longer than ``--idle-timeout`` does not end the command.
+
+    It is reported, but not at every attempt.
     """
     plan = FaultPlan([Fault("drop_stream", after_responses=1)])
     plan.add(Fault("refuse", rpc="ManagedSubscribe", error_code="service.unavailable", times=15))
@@ -277,8 +274,8 @@ class FakeSubscription:
 
 
 @pytest.mark.parametrize("state", ["waiting", "renewing", "opening"])
-def test_idle_time_begins_when_an_event_can_arrive(state):
-    """Time without a stream is not idle: the idle timeout begins when there is one."""
+def test_idle_timeout_starts_once_a_stream_is_open(state):
+    """The idle timeout does not start until a stream is open."""
     from sfpubsub.cli.service import StopRequest
     from sfpubsub.cli.subscribe import _Printer, _run
 
@@ -292,9 +289,7 @@ def test_idle_time_begins_when_an_event_can_arrive(state):
 
 
 def test_publish_reads_lines_and_prints_results(emulator, tmp_path, capsys):
-    """Each result is a line, in the order of the input, with the id under which the event was
-    published.
-    """
+    """Each result is printed as a line, in input order, with the id of the published event."""
     file = tmp_path / "events.jsonl"
     rows = [{**ROW, "Order_Number__c": str(index)} for index in range(450)]
     file.write_text("\n\n".join(map(json.dumps, rows)))
@@ -423,7 +418,7 @@ def assert_one_line_error(capsys, *says: str) -> None:
 def test_bad_input_is_a_one_line_error_with_an_exit_code(
     emulator, monkeypatch, capsys, arguments, changed, code, says
 ):
-    """Each mistake causes one line that names its cause, and the documented exit code.
+    """Each mistake is reported in one line that names its cause, with the documented exit code.
 
     No position is committed.
     """
@@ -482,9 +477,7 @@ def test_an_undecodable_event_ends_subscribe(emulator, capsys):
 
 
 def test_dropped_streams_do_not_affect_the_output(run_emulator, monkeypatch, capsys):
-    """If the service drops the stream three times, each event is still printed once and in
-    order.
-    """
+    """If the service drops the stream three times, each event is still printed once, in order."""
     plan = FaultPlan([Fault("drop_stream", after_responses=2, times=3)])
     started = run_emulator(faults=plan, settings=Settings(events_per_response=5))
     point_at(started, monkeypatch)

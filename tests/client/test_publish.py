@@ -42,9 +42,10 @@ def published(emulator, connect, count: int) -> list[dict]:
 
 @pytest.mark.parametrize("face", ["sync", "asyncio"])
 def test_created_fields_are_filled_only_on_request(face, run_emulator, connect):
-    """Without `created_by` a missing CreatedDate is an error.
+    """Without `created_by`, a missing CreatedDate raises an error.
 
-    With it, missing fields are filled, given values stay, and the caller's objects are not changed.
+    With it, missing fields are filled in, given values are kept, and the caller's objects are not
+    modified.
     """
     emulator = run_emulator()
     events = [{"City__c": "Bern"}, {"CreatedDate": 5}, {"CreatedById": "005x"}]
@@ -88,7 +89,10 @@ def test_topic_that_takes_no_events_is_reported_before_bad_fields(
 
 
 def test_command_reports_that_a_topic_takes_no_events(run_emulator, monkeypatch, tmp_path, capsys):
-    """Publishing a change event gives the reason and exit code 3, and no word about fields."""
+    """Publishing a change event fails with the reason and exit code 3.
+
+    The error does not mention the event's fields.
+    """
     point_at(run_emulator(), monkeypatch)
     file = tmp_path / "events.jsonl"
     file.write_text('{"ChangeEventHeader": {}}')
@@ -101,7 +105,7 @@ def test_command_reports_that_a_topic_takes_no_events(run_emulator, monkeypatch,
 def test_command_names_the_line_that_could_not_be_encoded(
     run_emulator, monkeypatch, tmp_path, capsys
 ):
-    """The error has the number of the line in the file, where blank lines count, too."""
+    """The error names the line in the file, counting blank lines."""
     point_at(run_emulator(), monkeypatch)
     file = tmp_path / "events.jsonl"
     for text, lines in (

@@ -45,7 +45,7 @@ PATHS = {
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """One emulator for all tests whose requests change nothing in it."""
+    """An emulator shared by the tests that do not modify it."""
     with EmulatorServer(tmp_path_factory.mktemp("emulator")) as emulator:
         yield emulator
 
@@ -233,8 +233,10 @@ def test_internal_error_is_reported_and_logged(shared, monkeypatch, caplog):
 
 
 def test_a_slow_client_is_cut_off(emulator, monkeypatch):
-    """A connection that sends its request byte by byte is closed after the time limit for requests;
-    other clients are still served."""
+    """A request that arrives byte by byte is cut off after the time limit for requests.
+
+    Other clients are still served.
+    """
     monkeypatch.setattr(listener, "_REQUEST_S", 0.2)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
     with socket.create_connection(address, timeout=WAIT_S) as slow:
@@ -253,8 +255,10 @@ def test_a_slow_client_is_cut_off(emulator, monkeypatch):
 
 
 def test_connections_are_bounded(emulator, monkeypatch):
-    """A connection beyond the limit is closed at once; after another one ends, a new connection is
-    accepted."""
+    """A connection beyond the limit is closed at once.
+
+    Once another connection has closed, a new one is accepted.
+    """
     monkeypatch.setattr(listener, "_CONNECTIONS", 2)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
     held = [socket.create_connection(address, timeout=WAIT_S) for _ in range(2)]
@@ -281,7 +285,10 @@ def test_plain_client_on_the_tls_port(start):
 
 
 def test_oversized_body_over_tls(start):
-    """Over TLS, too, the client receives status 413 for a body that is too large and never read."""
+    """Over TLS, a client that sends too large a body still receives the 413 response.
+
+    The body itself is never read.
+    """
     emulator, _ = start(tls=True)
     trust = ssl.create_default_context(cafile=emulator.ca_file)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))

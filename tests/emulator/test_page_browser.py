@@ -97,8 +97,10 @@ def test_publish_with_the_keyboard_alone(visit):
 
 
 def test_live_updates_of_events_and_counts(visit, org):
-    """An event of another client appears on an open page without a reload, its values are escaped,
-    the counter is updated, and the focus stays where it is."""
+    """An event published by another client appears on an open page without a reload.
+
+    Its values are escaped, the counter is updated, and the focus does not move.
+    """
     page = visit(TOPIC)
     published = page.locator("[id$=-published]")
     before = int(published.text_content())

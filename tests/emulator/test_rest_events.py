@@ -20,7 +20,7 @@ SCHEMAS = "/services/data/v62.0/event/eventSchema"
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: Any) -> Any:
-    """One emulator, whose order topic all tests of this module share."""
+    """An emulator whose order topic is shared by all tests of this module."""
     settings = Settings(cors_origins="loopback https://app.example.com")
     with EmulatorServer(tmp_path_factory.mktemp("emulator"), settings=settings) as emulator:
         yield emulator
@@ -77,8 +77,10 @@ def test_post_publishes_an_event(emulator):
     ],
 )
 def test_invalid_event_is_refused(emulator, body, code):
-    """An event with an unknown or read-only field, or with a value of the wrong type, returns a
-    REST error, and nothing is published."""
+    """An event with an unknown or read-only field, or with a value of the wrong type, is rejected.
+
+    The response is a REST error, and nothing is published.
+    """
     before = emulator.bus.topic(ORDERS), emulator.bus.tip()
     assert rest(emulator, "POST", EVENTS, body).code == (400, code)
     assert (emulator.bus.topic(ORDERS), emulator.bus.tip()) == before
@@ -118,7 +120,7 @@ def test_event_schemas(emulator):
 
 
 def preflight(emulator, path, origin, method="POST"):
-    """Send the OPTIONS request that a browser sends before a request of another origin."""
+    """Send the OPTIONS request that a browser sends before a cross-origin request."""
     headers = {
         "Origin": origin,
         "Access-Control-Request-Method": method,
@@ -158,9 +160,11 @@ def test_allowed_origins(emulator, origin):
     "origin",
     ["https://evil.example.com", "null", "http://localhost.evil.example.com", "http://[::1", ""],
 )
-def test_other_origins(emulator, origin):
-    """A page of another origin may not read any response, and no page may read the admin and health
-    endpoints."""
+def test_disallowed_origins_cannot_read_responses(emulator, origin):
+    """A disallowed origin cannot read any response.
+
+    No origin can read the admin and health endpoints.
+    """
     reply = preflight(emulator, EVENTS, origin)
     assert "Access-Control-Allow-Origin" not in reply.headers
     for path in ("/admin/faults", "/health", "/"):

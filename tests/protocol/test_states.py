@@ -243,8 +243,8 @@ def refused(script: Script) -> None:
     script.end(REFUSED)
 
 
-def no_session(script: Script) -> None:
-    """Let the sign-in fail temporarily."""
+def fail_renewal(script: Script) -> None:
+    """Make the renewal of the session fail with a retryable error."""
     script._did(script.protocol.renewal_failed(failure(), script.now, 0.5))
 
 
@@ -267,8 +267,8 @@ MAKE_FOR: dict[tuple[State, Signal], Callable[[], Script]] = {
 SPECIAL: dict[tuple[State, Signal], Cause] = {
     (State.OPENING, Signal.MOVED): refused,
     (State.STREAMING, Signal.MOVED): refused,
-    (State.RENEWING, Signal.BROKEN): no_session,
-    (State.SAVING, Signal.ENDED): no_session,
+    (State.RENEWING, Signal.BROKEN): fail_renewal,
+    (State.SAVING, Signal.ENDED): fail_renewal,
 }
 
 
@@ -281,7 +281,7 @@ SPECIAL: dict[tuple[State, Signal], Cause] = {
     ],
 )
 def test_every_pair_in_the_table_can_occur(state: State, signal: Signal) -> None:
-    """Inputs exist that cause each pair of state and signal in the table."""
+    """Each pair of state and signal in the table can be produced."""
     script = (MAKE_FOR.get((state, signal)) or MAKE[state])()
     assert script.protocol.state is state
     before = len(script.protocol.pairs)  # type: ignore[attr-defined]

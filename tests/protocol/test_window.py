@@ -132,9 +132,8 @@ def test_reserve_keeps_the_count_within_the_window() -> None:
 
 
 @pytest.mark.parametrize(("room", "owed"), [(100, 50), (60, 30), (7, 3), (2, 1), (1, 1)])
-def test_small_room_is_refilled_once_half_is_owed(room: int, owed: int) -> None:
-    """With room for fewer than 100 events, more are requested once half of that room has been
-    received."""
+def test_small_room_is_refilled_once_half_is_received(room: int, owed: int) -> None:
+    """With room for fewer than 100 events, half of them must arrive before more are requested."""
     window = opened(room)
     window.received(owed - 1, 50)
     assert window.grant(room, room) == 0
@@ -183,9 +182,11 @@ def test_outstanding_events_stay_between_1_and_100(
 
 
 @given(outstanding=st.integers(1, 100), room=st.integers(0, 200))
-def test_ample_credit_means_no_grant_for_any_room(outstanding: int, room: int) -> None:
-    """If credit is ample, no room leads to a request, so that the room need not be computed;
-    otherwise a room of 100 does."""
+def test_ample_credit_prevents_requests_for_any_room(outstanding: int, room: int) -> None:
+    """If credit is ample, no amount of room causes a request, so the room need not be computed.
+
+    Otherwise, a room of 100 does.
+    """
     window = opened(outstanding)
     if window.ample:
         assert window.grant(room, room) == 0

@@ -106,9 +106,7 @@ def test_transient_refusals_are_retried(after, reply, caplog):
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_permanent_refusals_are_not_retried(after, reply, kind, code):
-    """The reader sends one request only, and raises an error that has Salesforce's error code and
-    is not retryable.
-    """
+    """The reader sends only one request, and raises a non-retryable error with the error code."""
     host, reader, slept = after(reply)
     with pytest.raises(kind) as caught:
         reader.limits()
@@ -290,8 +288,7 @@ def test_minimal_describe_is_accepted(told):
 def test_malformed_query_responses_are_rejected(told, answer):
     """A response with inconsistent records, total or next page raises an error.
 
-    A next page outside of the query resource is not requested, so that the token is sent nowhere
-    else.
+    A next page outside the query resource is not requested, so the token is sent nowhere else.
     """
     host, reader = told(lambda request: Reply(200, answer))
     with pytest.raises(RemoteProtocolError):

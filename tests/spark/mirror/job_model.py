@@ -22,7 +22,7 @@ PIECES = (("", "001004"), ("001004", "~"))
 
 @dataclass(frozen=True)
 class Request:
-    """A read request in flight: for records by id, or for a piece of the object."""
+    """A read request in flight, either for records by id or for a piece of the object."""
 
     sent: int
     as_of: AsOf
@@ -67,14 +67,17 @@ class Job:
 
     # The stream.
 
-    def note(self) -> None:
-        """Record the durable state. Done after every change, the worst case for the rules."""
+    def record_state(self) -> None:
+        """Record the durable state.
+
+        This is called after every change, which is the worst case for the rules.
+        """
         self.notes.append(Noted(self.org.now, AsOf(len(self.raw) - 1, len(self.asked))))
 
     def deliver(self, count: int, *, decoded: bool = True) -> None:
         """Append the next *count* events to the raw table.
 
-        Without *decoded*, they are undecodable, except for overflow events.
+        Unless *decoded* is true, all of them but overflow events are undecodable.
         """
         for event in self.org.bus[self.delivered : self.delivered + count]:
             is_good = decoded or event.change_type == "GAP_OVERFLOW"
@@ -82,7 +85,7 @@ class Job:
             self.delivered += 1
             if not is_good:
                 self.undecoded.append(event)
-        self.note()
+        self.record_state()
 
     def redrive(self) -> None:
         """Append the undecodable events again, now decoded. Also request reads of their records,
@@ -90,7 +93,7 @@ class Job:
         """
         again, self.undecoded = self.undecoded, []
         self.raw += [(event, True) for event in again]
-        self.note()
+        self.record_state()
         for record_id in sorted({each for event in again for each in event.record_ids}):
             self.ask(Reason.ASKED, record_id)
 
@@ -108,7 +111,7 @@ class Job:
         self.asked.append(entry)
         self.tables = replace(self.tables, queue=self.tables.queue | {entry})
         self.durable = replace(self.durable, queue=self.durable.queue | {entry})
-        self.note()
+        self.record_state()
 
     def sweep(self) -> None:
         """Compare all ids with the org's, and request reads of the records that differ."""
@@ -132,9 +135,7 @@ class Job:
         return as_of is not None
 
     def send_for_queue(self) -> bool:
-        """Send a read by id for all queued records; return False if the margin has not
-        passed yet.
-        """
+        """Send a read by id for all queued records; return False before the margin has passed."""
         queued = {e.record_id for e in self.tables.queue if e.record_id and not e.is_about_all}
         return self.send(ids=tuple(sorted(queued)))
 
@@ -231,7 +232,7 @@ class Job:
         )
 
     def _newest(self, record_id: str) -> Read | None:
-        """Return the newest merged read of the piece that contains a record; None without one."""
+        """Return the newest merged read of the piece with the record, or None if there is none."""
         for number, (first, end) in enumerate(PIECES):
             if first <= record_id < end and number in self.tables.pieces:
                 return self.tables.pieces[number]
@@ -251,4 +252,4 @@ class Job:
         self.tables = replace(self.durable, queue=self.durable.queue | added)
         self.durable = self.tables
         self.requests, self.notes = [], []
-        self.note()
+        self.record_state()

@@ -118,9 +118,9 @@ READ = Read(AsOf(7, 3), (AT, 5, 1), AT)
 
 
 def test_stored_notes_markers_and_reads_are_restored():
-    """A step's note, a piece's marker and a row's read equal those that were stored.
+    """A step's note, a piece's marker and a row's read are equal when loaded again.
 
-    A note of a merge that was stored without ids can be loaded too.
+    A merge's note that was stored without ids can still be loaded.
     """
     merge = Merge("Account", "object", 1, 2, READ, None, is_last=True, laid=9, at=1.5, calls=3)
     for note in (
@@ -145,10 +145,10 @@ def entry(record_id: str | None, seq: int = 1, asked: int = 0) -> Entry:
     return Entry(record_id, Cue(Reason.GAP, None, None, seq), asked)
 
 
-def test_next_read_covers_entries_that_it_can_close():
-    """No read begins before a margin has passed, or for an entry that it cannot close.
+def test_next_read_is_chosen_from_closable_entries():
+    """No read begins before a margin has passed, or for an entry that it could not close.
 
-    The whole object is read for an entry about all records, or for too many entries.
+    The whole object is read if an entry is about all records, or if there are too many entries.
     """
     objects = ["Account", "Contact"]
     entries = {"Contact": [entry("003A"), entry("003B", seq=9)]}
@@ -203,8 +203,8 @@ def test_read_is_complete_once_its_last_step_is_merged():
     assert Account().is_through(replace(last, kind="ids"))
 
 
-def test_row_known_only_from_a_read_has_correct_flags():
-    """The row is complete and sound, or marked for a reread if a queue entry is open.
+def test_row_from_a_read_alone_is_complete():
+    """The row is marked complete, and is marked for a reread only if a queue entry is open.
 
     If a newer read did not return the record, there is no row.
     """
@@ -224,8 +224,9 @@ def test_row_known_only_from_a_read_has_correct_flags():
 
 
 def test_agenda_returns_what_is_due():
-    """An object is due for a complete read at first, when it has new fields, and when its formulas
-    are old. Its ids are compared on schedule. In a run that is to end, nothing is done twice.
+    """An object is due for a full read at first, for new fields, and when its formulas are old.
+
+    Its ids are compared on schedule. A run that is about to end repeats nothing.
     """
     account, agenda = Account(), Agenda(refresh_formulas=10.0, sweep=20.0)
     formula = Column("Sum__c", pa.int64(), "Sum__c", "", ("Sum__c",), calculated=True)

@@ -1,6 +1,4 @@
-"""Tests of the check of a user's permissions before a mirror starts, and of durations on the
-command line.
-"""
+"""Tests of the permission check before a mirror starts, and of durations on the command line."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def change_schema(**changed) -> str:
 
 
 def test_a_batch_with_many_schemas_gives_the_same_rows_as_in_python(monkeypatch):
-    """Events of all schemas in turn are decoded in the order of their arrival."""
+    """Events with alternating schemas are decoded in the order in which they arrived."""
     codecs = [Codec(name, schema_text(name)) for name in CORPUS]
     events = [
         (place, payload(codec.schema_id, value))
@@ -119,7 +119,7 @@ def test_an_unusual_change_header_gives_the_same_row_as_in_python(monkeypatch, f
 
 @pytest.mark.parametrize("time", [0, -1, -62_135_596_800_001, 253_402_300_800_000, 2**62])
 def test_extreme_event_times_give_the_same_rows_as_in_python(monkeypatch, time):
-    """Times up to 1970 and times outside the range of Spark's timestamps are treated alike."""
+    """Both decoders agree on times up to 1970 and on times that Spark cannot represent."""
     codec = Codec("order_event", schema_text("order_event"))
     some = list(values("order_event", 3))
     events = [

@@ -26,8 +26,10 @@ def test_a_large_batch_is_split_into_several_tasks_on_a_cluster(spark: SparkSess
 
 
 def test_the_session_of_the_caller_stays_active(spark: SparkSession):
-    """A query in a session of our own does not replace the thread's active session, where the
-    caller may have registered views."""
+    """A query in the package's own session does not replace the thread's active session.
+
+    The caller may have registered views in that session.
+    """
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
     rows = own_session(spark).createDataFrame(SCHEMA.empty_table())
     sessions.setActiveSession(spark._jsparkSession)
