@@ -1,6 +1,6 @@
 """Tests of the Bell, through which threads wake asyncio tasks.
 
-No ring may be missed, and a ring that wakes nobody must not call into the event loop.
+No ring may be missed, and a ring that nobody waits for must not call into the event loop.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def test_a_ring_that_nobody_waits_for_makes_no_call_into_the_loop():
 
 
 def test_many_rings_cause_one_call_into_the_loop():
-    """If a bell rings often before its waiter can run, only one call into the event
-    loop is made.
-    """
+    """However often a bell rings before its waiter runs, the event loop is called only once."""
 
     async def wait():
         bell = Bell()
@@ -60,9 +58,7 @@ def test_many_rings_cause_one_call_into_the_loop():
 
 
 def test_a_ring_between_the_check_and_the_wait_is_not_missed():
-    """A ring wakes the waiter even if it comes after the condition was checked and
-    before the wait.
-    """
+    """A ring between the check of the condition and the wait still wakes the waiter."""
 
     async def wait():
         bell, looks = Bell(), []

@@ -127,7 +127,7 @@ def run_program(number: int, tmp_path: Path) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def order_service(run_emulator, monkeypatch):
-    """Start an emulator with three orders and one change, and point programs to it."""
+    """Start an emulator with three orders and one change event, and connect programs to it."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     emulator.last_id = emulator.publish(TOPIC, orders(3))[-1].replay_id

@@ -319,9 +319,7 @@ def test_an_expired_session_is_renewed_once(serve):
     ],
 )
 def test_a_refused_creation_is_a_typed_error_with_salesforces_code(serve, reply, error, says):
-    """A refused creation raises the matching error, with Salesforce's code and without
-    the token.
-    """
+    """A rejected creation raises the matching error with Salesforce's code, but not the token."""
     org = Org()
     host, tooling = serve(lambda request: reply if request.method == "POST" else org(request))
     with pytest.raises(error, match=says) as caught:

@@ -131,8 +131,9 @@ def test_every_tutorial_is_run():
 
 
 def test_five_commands_lead_from_a_clone_to_a_table():
-    """The page shows the output of each of its first five commands, and the README has the same
-    commands. The last one prints an event from the table.
+    """The README has the same five commands as the page, which shows the output of each.
+
+    The last command prints an event from the table.
     """
     first = steps(page("first-table"))[:5]
     assert all(step.shown for step in first)

@@ -1,7 +1,7 @@
-"""Tests of events in Arrow's form.
+"""Tests of events as Arrow record batches.
 
-There are two routes to it, the compiled decoder ("native") and Python dicts ("dicts"). Both give
-equal results, and neither loses a payload.
+Events are converted by the compiled decoder ("native") or through Python dicts ("dicts"). Both
+routes give equal results, and neither loses a payload.
 """
 
 from __future__ import annotations
@@ -496,9 +496,7 @@ def test_all_payloads_may_be_bad(native):
 
 @needs_native
 def test_good_payloads_never_become_dicts(monkeypatch):
-    """On the native route only the bad payload among a thousand is decoded by the slow Python
-    decoder.
-    """
+    """On the native route, only the bad payload among a thousand is decoded in slow Python."""
     decoded = []
     decoder = Values("S", event_schema("long"), native=True)
     slow = decoder._codec.decode

@@ -209,9 +209,7 @@ HEALTH = Health("streaming", None, 100, 0, 0, 0, 0, 0, 0, None, None)
 
 
 def test_a_waiting_state_is_reported_once(capsys):
-    """A wait is reported when it begins or its reason changes, and when events can be received
-    again.
-    """
+    """A wait is reported when it begins, when its reason changes, and when it ends."""
     waiting = Waiting()
     story = [
         ("opening", None, "yes"),
@@ -240,8 +238,9 @@ def test_a_waiting_state_is_reported_once(capsys):
 
 
 def test_a_silent_attempt_counts_as_listening_after_a_while():
-    """An open stream of a quiet topic shows no sign of life for minutes, so an attempt counts as
-    listening after 25 s.
+    """An attempt that stays silent for 25 s counts as listening.
+
+    An open stream of a quiet topic may receive nothing for minutes.
     """
     waiting = Waiting(lambda _: None)
     trying = dataclasses.replace(HEALTH, state="opening", reason="X: down")
@@ -313,8 +312,9 @@ def test_publish_reads_lines_and_prints_results(emulator, tmp_path, capsys):
     ],
 )
 def test_publish_rejects_bad_lines(emulator, tmp_path, capsys, text, says):
-    """A line that is not a valid event causes a one-line error that names the line or field, and
-    nothing is published.
+    """A line that is not a valid event causes a one-line error, and nothing is published.
+
+    The error names the line or the field.
     """
     file = tmp_path / "events.jsonl"
     file.write_text(text)
@@ -324,7 +324,7 @@ def test_publish_rejects_bad_lines(emulator, tmp_path, capsys, text, says):
 
 
 def test_invalid_utf8_and_a_full_disk_are_one_line_errors(emulator, tmp_path, capsys):
-    """Neither an invalid input file nor a disk that is full ends a command with a traceback."""
+    """Neither an invalid input file nor a full disk ends a command with a traceback."""
     file = tmp_path / "events.jsonl"
     file.write_bytes(b'{"City__c": "\xff"}')
     assert run(["publish", TOPIC, "--file", str(file)]) == 1
@@ -433,8 +433,9 @@ def test_bad_input_is_a_one_line_error_with_an_exit_code(
     [("", "SFPUBSUB_ACCESS_TOKEN and"), ('auth = "client-credentials"\n', "SFPUBSUB_CLIENT_ID")],
 )
 def test_a_missing_profile_option_lists_the_profiles(monkeypatch, tmp_path, capsys, top, missing):
-    """If a setting is missing and no profile was chosen, the error lists the file's profiles,
-    without their content.
+    """If a setting is missing and no profile was chosen, the error lists the available profiles.
+
+    It does not reveal their contents.
     """
     for variable in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
         monkeypatch.delenv(variable)
@@ -452,7 +453,7 @@ def test_a_missing_profile_option_lists_the_profiles(monkeypatch, tmp_path, caps
 
 
 def test_an_unreachable_service_is_an_error_after_a_timeout(emulator, monkeypatch, capsys):
-    """A command doesn't wait forever for a service that it could never reach."""
+    """A command does not wait forever for a service that it has never reached."""
     point_at(emulator, monkeypatch)
     emulator.stop()
     monkeypatch.setattr("sfpubsub.cli.service.CONNECT_TIMEOUT", 0.2)
@@ -522,8 +523,9 @@ def test_version_prints_the_version_of_the_package(capsys):
 
 
 def test_an_unreachable_login_host_is_an_error_at_once(emulator, monkeypatch, capsys):
-    """A login host that refuses the first connection is a wrong setting, not an outage to wait
-    for, which would make a script hang.
+    """A login host that refuses the first connection is reported as an error at once.
+
+    It is a wrong setting rather than an outage, and waiting would make a script hang.
     """
     point_at(
         emulator,

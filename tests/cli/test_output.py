@@ -152,8 +152,9 @@ def test_signal_does_not_wait_for_a_stalled_reader(emulator, capsys):
 
 @linux
 def test_full_pipe_acks_only_the_lines_that_were_read(emulator, capsys):
-    """The reader leaves while a write waits for room in the pipe: the lines it read stay acked, and
-    the rest is redelivered.
+    """If the reader leaves while a write waits for room in the pipe, the lines it read are acked.
+
+    The other events are redelivered.
     """
     results = emulator.publish(TOPIC, [{"Order_Number__c": "x" * 9000} for _ in range(20)])
     published = [result.event_id for result in results]

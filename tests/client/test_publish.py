@@ -64,7 +64,7 @@ def test_created_fields_are_filled_only_on_request(face, run_emulator, connect):
 
 
 def test_command_fills_created_fields_only_on_request(run_emulator, connect, monkeypatch, tmp_path):
-    """Without `--created-by` the command publishes nothing and exits with code 1."""
+    """Without `--created-by`, the command publishes nothing and exits with code 1."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     file = tmp_path / "events.jsonl"
@@ -81,7 +81,7 @@ def test_command_fills_created_fields_only_on_request(run_emulator, connect, mon
 def test_topic_that_takes_no_events_is_reported_before_bad_fields(
     face, topic, run_emulator, connect
 ):
-    """A caller who cannot publish is not asked to correct the event's fields first."""
+    """A topic that the user cannot publish to is reported before any invalid fields."""
     with pytest.raises(
         PermissionDeniedError, match=f"you cannot publish to {topic} .*only the org"
     ):

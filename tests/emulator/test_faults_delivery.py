@@ -54,9 +54,9 @@ def test_get_schema_fails_as_often_as_planned(emulator, client):
 
 
 def test_delay_call_delays_only_its_own_call(start):
-    """The fault `delay_call` delays one call until the emulator's clock has reached its time.
+    """The fault `delay_call` delays one call until the emulator's clock reaches the set time.
 
-    Other calls are answered meanwhile.
+    Other calls are answered in the meantime.
     """
     emulator, client = start(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="GetSchema", seconds=30))
@@ -226,9 +226,9 @@ def test_a_keepalive_repeats_the_last_position(start):
 
 
 def test_a_keepalive_position_ahead_skips_no_event(start):
-    """A keepalive's position may be ahead of the log.
+    """A keepalive's position may be ahead of the newest event.
 
-    It can be committed and resumed from without missing an event.
+    Committing it or resuming from it misses no event.
     """
     emulator, client = start(clock=ManualClock(), settings=Settings(commit_answer_delay_s=0))
     emulator.publish(ORDERS, orders(1))
@@ -346,7 +346,7 @@ def test_a_commit_response_with_events_resets_the_idle_timeout(start):
 
 
 def test_a_held_commit_response_is_sent_without_events(start):
-    """Without events, the commit response is sent after `within_s` seconds or a half-close."""
+    """If no events arrive, the commit response is sent after `within_s` seconds or a half-close."""
     emulator, client = start(clock=ManualClock())
     (first,) = emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("answer_with_events", within_s=60, times=2))

@@ -331,9 +331,9 @@ def test_move_org_keeps_the_age_of_events(start):
 
 
 def test_a_hundred_moves_keep_all_events(tmp_path):
-    """After a hundred moves and a restart all events are still there.
+    """After a hundred moves and a restart, all events are still there.
 
-    No position was used twice, and positions do not grow without bound.
+    No position is used twice, and positions do not grow without bound.
     """
     seen = set()
     with EmulatorServer(tmp_path) as emulator:

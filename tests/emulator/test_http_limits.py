@@ -209,16 +209,20 @@ def test_deeply_nested_json(shared):
     ("path", "key"), [("/admin/users", "username"), ("/admin/apps", "client_id")]
 )
 def test_unpaired_surrogate(shared, path, key):
-    """A JSON string with an unpaired surrogate, which cannot be stored as UTF-8, is refused with
-    status 400."""
+    """A JSON string with an unpaired surrogate is rejected with status 400.
+
+    Such a string cannot be stored as UTF-8.
+    """
     headers = {"Authorization": f"Bearer {shared.access_token}", "Content-Type": JSON}
     reply = ask(shared, "POST", path, json.dumps({key: "\ud800"}).encode(), headers)
     assert (reply.status, set(reply.json)) == (400, {"error"})
 
 
 def test_internal_error_is_reported_and_logged(shared, monkeypatch, caplog):
-    """If the emulator itself fails, the client gets a well-formed `server_error` without the cause,
-    and the log contains the cause."""
+    """If the emulator itself fails, the client receives a `server_error` without the cause.
+
+    The cause is logged.
+    """
 
     def fail(*_args):
         raise RuntimeError("planted")

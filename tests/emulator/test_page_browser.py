@@ -73,8 +73,10 @@ def visit(browser, org):
 
 
 def test_publish_with_the_keyboard_alone(visit):
-    """An event can be published with the keyboard alone, is then the first in the list, and can be
-    expanded there; reloading the page does not publish it again."""
+    """An event can be published and expanded in the list with the keyboard alone.
+
+    Reloading the page does not publish it again.
+    """
     page = visit(TOPIC)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"

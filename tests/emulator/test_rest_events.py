@@ -32,8 +32,10 @@ def decoded(emulator: Any, event: Any) -> dict[str, Any]:
 
 
 def test_post_publishes_an_event(emulator):
-    """A POST of a platform event publishes it: the response is as documented and contains the
-    event's ID, field names ignore case, and values are converted to the schema's types."""
+    """A POST of a platform event publishes it and returns the documented response.
+
+    Field names ignore case, and values are converted to the schema's types.
+    """
     client = Client(emulator.grpc_target, emulator.metadata)
     try:
         body = {

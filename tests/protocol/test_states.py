@@ -97,7 +97,7 @@ class RecordedScript(Script):
 
 
 def opening() -> Script:
-    """Return a plain subscription whose stream is opening."""
+    """Return a plain subscription whose stream is being opened."""
     script = RecordedScript(StartPosition.earliest(), limits=Limits(max_bytes=10))
     script.start()
     return script
@@ -111,14 +111,14 @@ def streaming() -> Script:
 
 
 def waiting() -> Script:
-    """Return a plain subscription that waits to reopen its stream."""
+    """Return a plain subscription that is waiting to reopen its stream."""
     script = streaming()
     script.end(failure())
     return script
 
 
 def renewing() -> Script:
-    """Return a plain subscription that waits for a new session."""
+    """Return a plain subscription that is waiting for a new session."""
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
     return script
@@ -141,7 +141,7 @@ def managed() -> Script:
 
 
 def unsaved() -> Script:
-    """Return a reopening subscription with an acked event that was not redelivered yet."""
+    """Return a reopening subscription with an acked event that has not been redelivered yet."""
     script = managed()
     script.end(failure())
     script.wait(60.0)
@@ -149,21 +149,21 @@ def unsaved() -> Script:
 
 
 def unsaved_waiting() -> Script:
-    """Return a subscription that waits to reopen its stream, with an acked event."""
+    """Return a subscription with an acked event that is waiting to reopen its stream."""
     script = managed()
     script.end(failure())
     return script
 
 
 def unsaved_renewing() -> Script:
-    """Return a subscription that waits for a new session, with an acked event."""
+    """Return a subscription with an acked event that is waiting for a new session."""
     script = managed()
     script.end(failure(FailureKind.REAUTHENTICATE))
     return script
 
 
 def unsaved_paused() -> Script:
-    """Return a subscription closed for lack of memory, with an acked event."""
+    """Return a subscription with an acked event, whose stream was closed for lack of memory."""
     script = RecordedScript(limits=Limits(max_bytes=10))
     script.start()
     script.read(events(1))
@@ -173,21 +173,21 @@ def unsaved_paused() -> Script:
 
 
 def saving() -> Script:
-    """Return a draining subscription that waits for a session to commit an acked event."""
+    """Return a draining subscription that is waiting for a session to commit an acked event."""
     script = unsaved_renewing()
     script.drain()
     return script
 
 
 def draining() -> Script:
-    """Return a draining subscription that waits for the answer to its commit."""
+    """Return a draining subscription that is waiting for the answer to its commit."""
     script = managed()
     script.drain()
     return script
 
 
 def closing() -> Script:
-    """Return a plain subscription that waits for the end of its half-closed stream."""
+    """Return a plain subscription that is waiting for its half-closed stream to end."""
     script = streaming()
     script.drain()
     return script
@@ -249,7 +249,7 @@ def fail_renewal(script: Script) -> None:
 
 
 def renewing_again() -> Script:
-    """Return a subscription whose renewed session was rejected as well."""
+    """Return a subscription whose renewed session was also rejected."""
     script = renewing()
     script._did(script.protocol.session_renewed(script.now))
     script.end(failure(FailureKind.REAUTHENTICATE))

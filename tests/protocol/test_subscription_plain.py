@@ -49,8 +49,7 @@ def test_reconnect_resumes_after_the_last_event() -> None:
 
 
 def test_reconnect_resumes_after_a_keepalive() -> None:
-    """A new stream begins after the last keepalive, so that an idle topic's position does not
-    become too old."""
+    """A new stream resumes after the last keepalive, so that an idle position does not expire."""
     script = streaming(LATEST)
     script.respond(keepalive(9))
 
@@ -131,8 +130,10 @@ def test_storable_returns_each_acked_position_once() -> None:
 
 
 def test_storable_includes_keepalives() -> None:
-    """A keepalive wakes the application to store its position, which is available once all earlier
-    events are acked."""
+    """A keepalive wakes the application to store its position.
+
+    The position is available once all earlier events are acked.
+    """
     script = streaming(EARLIEST)
     script.read(events(2))
     assert of(Wake, script.respond(keepalive(8)))

@@ -19,7 +19,7 @@ from tests.streaming.script import TOPIC, event
 class Queue(RuleBasedStateMachine):
     """A model of the queue under random operations.
 
-    Items come out in the order they went in, whether by receive or by iteration, and free room in a
+    Items leave in the order in which they were added, by receive or by iteration. Free room in a
     full queue is always reported.
     """
 
@@ -50,7 +50,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule()
     def fail(self):
-        """Append an error, which `receive` has to raise."""
+        """Append an error, which `receive` must raise."""
         error = StreamUnavailableError("no connection")
         self.pending.fail(error)
         self.waiting.append(error)
@@ -134,9 +134,7 @@ class Interrupted(Pending):
 
 @pytest.mark.parametrize("before", [2, 3])
 def test_room_is_reported_again_after_a_concurrent_append(before):
-    """If another thread refills the queue while room is being reported, later room is reported as
-    well.
-    """
+    """If another thread refills the queue while room is being reported, later room is too."""
     pending, told = Interrupted(itertools.count(1), 2), []
     pending.on_room = lambda: told.append(len(pending))
     pending.put(TOPIC, [event(each) for each in range(before)])

@@ -20,7 +20,7 @@ TOPIC = "/event/Order_Event__e"
 
 @pytest.fixture(autouse=True)
 def _without_proxy_variables(monkeypatch):
-    """Remove the machine's own proxy variables from the environment."""
+    """Remove the proxy variables of the test environment."""
     for name in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -194,9 +194,7 @@ def test_an_invalid_proxy_url_is_rejected(proxy):
 
 
 def test_pings_detect_a_dead_connection(run_emulator, tmp_path):
-    """If a connection accepts bytes but never answers, pings end the call before its
-    own timeout.
-    """
+    """If a connection accepts bytes but never answers, pings end the call before its timeout."""
     emulator = run_emulator(tls=True)
     frozen = threading.Event()
     with connect_proxy(frozen) as proxy:

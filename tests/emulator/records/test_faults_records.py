@@ -22,7 +22,7 @@ def headers(emulator, topic):
 def test_gap_event_replaces_the_next_event_of_its_target(org, user):
     """The fault `gap_event` replaces the next change event of its target with a gap event.
 
-    Other events stay as they are.
+    Other events are unchanged.
     """
     org.faults.add(Fault("gap_event", target=ORDERS))
     org.records.create("Account", {"Name": "A"}, user)

@@ -134,7 +134,7 @@ def test_errors_use_salesforces_format(rest):
     ],
 )
 def test_not_found_errors_name_the_requested_path(rest, path, missing):
-    """A 404 response names the requested path, so that a client's log shows it."""
+    """A 404 response names the requested path, so that it appears in a client's log."""
     reply = rest("GET", path)
     assert reply.code == (404, "NOT_FOUND")
     (error,) = reply.json
@@ -143,7 +143,7 @@ def test_not_found_errors_name_the_requested_path(rest, path, missing):
 
 
 def test_query_results_are_paged(rest):
-    """A page has as many rows as the client requests, and nextRecordsUrl leads to the next one.
+    """A page has as many rows as the client requests, and nextRecordsUrl leads to the next page.
 
     Unknown and outdated cursors are rejected.
     """
@@ -290,7 +290,7 @@ def test_a_collection_has_at_most_200_records(rest):
 
 
 def test_a_collection_upserts(rest):
-    """A collection request upserts records by external id, and reports which it created."""
+    """A collection request upserts records by external id and reports which ones it created."""
     path = "/composite/sobjects/Order__c/External_Id__c"
     rest("PATCH", "/sobjects/Order__c/External_Id__c/a", {"Name": "1"})
     kind = {"attributes": {"type": "Order__c"}}
@@ -351,7 +351,7 @@ def test_describe_returns_objects_and_their_fields(rest):
 def test_soql_conditions_match_as_in_salesforce(shared, where, names):
     """SOQL conditions match the same records as in Salesforce.
 
-    An empty field is unequal to every value.
+    An empty field is not equal to any value.
     """
     user = shared.accounts.user("user@example.com")
     rows = [
@@ -457,7 +457,7 @@ def test_an_administrator_changes_objects_and_undeletes(shared, rest):
 def test_the_token_determines_the_user(shared, rest):
     """The access token determines who owns new records and which records are visible.
 
-    A user without View All sees only their own records.
+    Users without View All see only their own records.
     """
     user = {"username": "clerk@example.com", "password": "word", "view_all": False}
     assert rest("POST", f"{ADMIN}/users", user).status == 200

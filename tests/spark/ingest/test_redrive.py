@@ -116,9 +116,9 @@ def test_redriven_row_equals_an_ingested_row(spark, into_table, table, quarantin
 def test_failure_between_row_and_mark_adds_no_second_row(
     into_table, table, quarantine, monkeypatch
 ):
-    """An entry is marked as redriven after its row was written.
+    """A failure between writing a row and marking its entry adds no second row.
 
-    If the mark fails, the next redrive counts the event as a duplicate and marks it.
+    The next redrive counts the event as a duplicate and marks the entry.
     """
     quarantine.put([quarantined(1)])
 

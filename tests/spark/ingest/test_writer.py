@@ -81,7 +81,7 @@ def rows_of(table: Path) -> list[dict]:
 
 
 def staging_of(table: Path) -> Path:
-    """Return the table's directory for files that are not published yet."""
+    """Return the table's directory for files that have not been published yet."""
     return table.parent / f".{table.name}.sfpubsub" / "_staging"
 
 
@@ -245,9 +245,9 @@ def test_duplicates_near_the_window_edge_are_detected(open_writer, table, clock,
 
 
 def test_write_in_another_thread_keeps_the_lease(open_writer, spark, table, clock, monkeypatch):
-    """During a write in another thread, a second write raises an error.
+    """While another thread writes, a second write raises an error.
 
-    No other writer can be opened until it ends, even if this writer is closed.
+    No other writer can be opened until the write ends, even if this writer is closed.
     """
     writer = open_writer()
     begun, release = threading.Event(), threading.Event()
@@ -346,8 +346,9 @@ def test_spark_write_without_a_success_file_is_rejected(open_writer, table, monk
 
 
 def test_files_are_flushed_before_the_rename_and_directories_after(open_writer, clock, monkeypatch):
-    """A batch's file and directory are flushed before the rename, and the renamed entry's parents
-    after it, so that the batch survives a power failure.
+    """A batch's file and directory are flushed before the rename, and the parents after it.
+
+    Thus the batch survives a power failure.
     """
     steps: list[str] = []
     writer = open_writer()
@@ -388,9 +389,7 @@ def test_opening_flushes_the_newest_batch(open_writer, table, monkeypatch):
 
 
 def test_start_removes_the_files_of_a_killed_write(open_writer, table):
-    """A new writer deletes the unpublished files of a killed write, and continues with the stored
-    rows.
-    """
+    """A new writer deletes a killed write's unpublished files, and continues from stored rows."""
     open_writer().write(batch_of(range(2)))
     left = staging_of(table) / "b1.dead"
     left.mkdir(parents=True)
@@ -402,8 +401,9 @@ def test_start_removes_the_files_of_a_killed_write(open_writer, table):
 
 
 def test_a_clock_that_is_set_back_does_not_reorder_batches(open_writer, table, clock):
-    """If the clock is set back, new batches stay in the newest partition after the existing ones,
-    and no event is written twice.
+    """If the clock is set back, new batches go to the newest partition, after the existing ones.
+
+    No event is written twice.
     """
     open_writer().write(batch_of(range(2)))
     clock.now -= 30 * HOUR
@@ -429,8 +429,9 @@ def test_files_have_no_statistics_of_replay_ids(open_writer, table):
 
 
 def test_the_position_of_a_topic_is_published_with_its_rows(open_writer, table):
-    """A batch contains the position of the last received event, even if that event is a duplicate,
-    and a new writer has this position.
+    """A batch contains the position of the last received event, even if that is a duplicate.
+
+    A new writer resumes from this position.
     """
     writer = open_writer()
     assert writer.position is None
@@ -532,8 +533,9 @@ def test_rows_with_wrong_columns_are_rejected(open_writer, table):
 
 
 def test_managed_table_stores_no_position(open_writer, table):
-    """The service stores the position of a managed subscription, and a second one in the table
-    could contradict it. Setting one raises an error.
+    """A managed table stores no position, and setting one raises an error.
+
+    The service stores it, and a copy in the table could contradict it.
     """
     writer = open_writer(subscription=MANAGED)
     assert writer.write(batch_of([0], topic=None)).position is None

@@ -32,7 +32,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A response of the org to a request, and the read to which it belongs."""
+    """The org's response to a request, and the read that it belongs to."""
 
     request: Request
     read: Read
@@ -88,8 +88,9 @@ class Job:
         self.record_state()
 
     def redrive(self) -> None:
-        """Append the undecodable events again, now decoded. Also request reads of their records,
-        because a read may have been newer than the late events.
+        """Append the undecodable events again, now decoded.
+
+        Also request reads of their records, because a read may be newer than the late events.
         """
         again, self.undecoded = self.undecoded, []
         self.raw += [(event, True) for event in again]
@@ -105,7 +106,7 @@ class Job:
     # The queue.
 
     def ask(self, reason: Reason, record_id: str | None = None) -> None:
-        """Add an entry to the reread queue durably, for one record or for all of them."""
+        """Durably add a request to the reread queue, for one record or for all of them."""
         cue = Cue(reason, None, None, len(self.raw) - 1)
         entry = Entry(record_id, cue, len(self.asked) + 1)
         self.asked.append(entry)
@@ -246,7 +247,7 @@ class Job:
         """Discard everything that is not committed, and the requests in flight.
 
         Args:
-            with_queue: Whether the next commit had already written its queue entries.
+            with_queue: Whether the queue entries of the next commit had already been written.
         """
         added = self.tables.queue - self.durable.queue if with_queue else frozenset()
         self.tables = replace(self.durable, queue=self.durable.queue | added)

@@ -67,8 +67,9 @@ EMPTY = dict.fromkeys(ROW) | {"record_id": "001000000000002AAA", "Is__c": False}
 
 
 def test_json_and_csv_values_become_equal_rows():
-    """JSON from REST and CSV from Bulk become equal rows with the columns' types, including nulls,
-    quotes, line ends, surplus decimal digits, and parts of compound fields.
+    """JSON from REST and CSV from Bulk become equal rows with the columns' types.
+
+    This includes nulls, quotes, line ends, surplus decimal digits and parts of compound fields.
     """
     rows = [
         {"Id": "001000000000001AAA", "Name": 'a "b",\nc', "Price__c": Decimal("1.005"),
@@ -91,7 +92,7 @@ def test_json_and_csv_values_become_equal_rows():
 
 
 def test_column_that_a_read_did_not_select_is_null():
-    """A read may have begun before a column was added.
+    """A column added after a read began is null.
 
     Selected fields that are not columns, such as `IsDeleted`, are returned separately.
     """
@@ -177,9 +178,9 @@ def test_budget_limits_requests_within_24_hours():
 
 
 def test_id_range_of_a_merge_covers_its_pieces():
-    """The range is known only if every piece with rows states its lowest and highest id.
+    """The id range is known only if every piece with rows states its lowest and highest id.
 
-    Otherwise the merge has to look for its records in the table.
+    Otherwise the merge must look up its records in the table.
     """
     one = Marker(1, "object", READ.as_of, size=2, lowest="001C", highest="001D")
     two = replace(one, lowest="001A", highest="001B")
@@ -190,8 +191,9 @@ def test_id_range_of_a_merge_covers_its_pieces():
 
 
 def test_read_is_complete_once_its_last_step_is_merged():
-    """A read of an object needs one step more than its pieces, for the records that it did not
-    return.
+    """A read of an object counts as complete only after the step that follows its pieces.
+
+    That step handles the records that the read did not return.
     """
     account = Account()
     last = Marker(1, "object", READ.as_of, is_last=True, piece=2)
@@ -224,7 +226,7 @@ def test_row_from_a_read_alone_is_complete():
 
 
 def test_agenda_returns_what_is_due():
-    """An object is due for a full read at first, for new fields, and when its formulas are old.
+    """An object is due for a full read at first, when it has new fields, or when formulas are old.
 
     Its ids are compared on schedule. A run that is about to end repeats nothing.
     """
@@ -249,8 +251,9 @@ def test_agenda_returns_what_is_due():
 
 
 def test_retry_delays_grow_up_to_ten_minutes():
-    """The delay doubles with each failure up to ten minutes, and is ten minutes at once if the
-    daily requests are used up. A successful read resets it.
+    """The delay doubles with each failure, up to ten minutes, and a successful read resets it.
+
+    If the daily requests are used up, it is ten minutes at once.
     """
     patience = Patience()
     error = StreamUnavailableError("down")

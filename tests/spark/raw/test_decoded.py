@@ -80,7 +80,10 @@ def test_a_batch_with_many_schemas_gives_the_same_rows_as_in_python(monkeypatch)
 
 @pytest.mark.parametrize("bad", [b"", b"\x00", b"\xff" * 20])
 def test_an_undecodable_payload_becomes_a_row_without_json(monkeypatch, bad):
-    """Its row keeps its place and reports the same error; the other events are decoded."""
+    """The row of an undecodable event keeps its place, and both decoders report the same error.
+
+    The other events are decoded.
+    """
     codec = Codec("order_event", schema_text("order_event"))
     events = [(0, payload("order_event", value)) for value in values("order_event", 30)]
     events[7] = (0, bad)

@@ -97,8 +97,10 @@ def test_state_is_read_from_the_rows_if_the_log_has_lost_our_commits(spark, open
 
 
 def test_a_restored_table_resumes_from_its_rows(spark, open_writer, table):
-    """After RESTORE, the position is that of the newest remaining row, so removed events can be
-    written again; the table still belongs to its topic."""
+    """After RESTORE, the position is that of the newest remaining row.
+
+    Removed events can be written again, and the table still belongs to its topic.
+    """
     writer = open_writer()
     writer.write(batch_of(range(2)))
     version = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()[0]["version"]
@@ -155,8 +157,10 @@ def test_a_restored_table_resumes_each_of_its_sources_separately(spark, open_wri
 
 
 def test_a_commit_that_delta_skips_raises_an_error(open_writer, table, monkeypatch):
-    """Delta silently skips a transaction number that the table already has: the writer detects
-    this, and can then write the batch."""
+    """The writer detects a commit that Delta silently skipped, and can then write the batch.
+
+    Delta skips a transaction number that the table already has.
+    """
     writer = open_writer()
     writer.write(batch_of(range(2)))
     known = writer._table._state
@@ -168,8 +172,10 @@ def test_a_commit_that_delta_skips_raises_an_error(open_writer, table, monkeypat
 
 
 def test_a_delta_write_runs_one_spark_job(spark, open_writer, table):
-    """Delta's own writer would run three more jobs per commit to compute the table's state; the
-    transaction number that keeps two writers apart is still in the log."""
+    """A write runs only one Spark job; Delta's own writer would run three more per commit.
+
+    The log still contains the transaction number that keeps two writers apart.
+    """
     writer = open_writer()
     writer.write(batch_of(range(2)))
     for count in (4, 6):

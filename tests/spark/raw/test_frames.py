@@ -12,7 +12,10 @@ from sfpubsub.spark.runtime.session import own_session
 
 
 def test_a_large_batch_is_split_into_several_tasks_on_a_cluster(spark: SparkSession, monkeypatch):
-    """Spark rejects tasks of 128 MiB, and the largest batch of a stream exceeds that."""
+    """A large batch is split into several tasks, because Spark rejects tasks of 128 MiB.
+
+    The largest batch of a stream exceeds that limit.
+    """
     ours = spark.newSession()
     ours.conf.set("spark.sql.execution.arrow.localRelationThreshold", "0")  # as if it were large
     monkeypatch.setattr(ours.sparkContext, "master", "spark://elsewhere")
