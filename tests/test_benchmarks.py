@@ -34,7 +34,7 @@ def test_every_target_is_measured(target):
 
 
 @pytest.mark.parametrize("case", [*CASES.values(), SHORT])
-def test_a_case_measures_no_run_twice(case):
+def test_runs_of_a_case_are_distinct(case):
     """The runs of a case differ, because samples are identified by their run."""
     assert len(set(case.runs)) == len(case.runs)
 

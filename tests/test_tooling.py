@@ -180,7 +180,7 @@ def test_list_reads_all_pages(serve):
     assert sum("-10" in request.path for request in host.requests) == 1
 
 
-def test_a_record_deleted_while_listing_is_left_out(serve):
+def test_list_skips_a_record_deleted_meanwhile(serve):
     """list() skips a record that is deleted while the listing runs."""
     org = Org("A", "B")
     _, tooling = serve(org)

@@ -130,7 +130,7 @@ def test_every_tutorial_is_run():
     assert named == {path.stem for path in (DOCS / "tutorials").glob("*.md")} - {"index"}
 
 
-def test_five_commands_lead_from_a_clone_to_a_table():
+def test_readme_and_tutorial_have_the_same_five_commands():
     """The README has the same five commands as the page, which shows the output of each.
 
     The last command prints an event from the table.

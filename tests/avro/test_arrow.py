@@ -477,7 +477,7 @@ def test_only_the_bad_payload_is_rejected(kind, bad, native):
 
 
 @pytest.mark.parametrize("native", ROUTES)
-def test_many_bad_payloads_are_rejected(native):
+def test_rejected_payloads_are_reported_by_index(native):
     """Rejected payloads are reported by index, and the other payloads stay in order."""
     schema_json = event_schema("long")
     bad = set(random.Random(4).sample(range(2_000), 37))
@@ -488,14 +488,14 @@ def test_many_bad_payloads_are_rejected(native):
 
 
 @pytest.mark.parametrize("native", ROUTES)
-def test_all_payloads_may_be_bad(native):
+def test_a_batch_of_only_bad_payloads_is_empty(native):
     """If every payload is rejected, the array is empty."""
     array, rejected = decode(event_schema("long"), [b""] * 100, native)
     assert (len(array), len(rejected)) == (0, 100)
 
 
 @needs_native
-def test_good_payloads_never_become_dicts(monkeypatch):
+def test_good_payloads_are_not_decoded_in_python(monkeypatch):
     """On the native route, only the bad payload among a thousand is decoded in slow Python."""
     decoded = []
     decoder = Values("S", event_schema("long"), native=True)
@@ -720,7 +720,7 @@ def test_parquet_stores_random_schemas(made):
 
 
 @pytest.mark.parametrize("native", ROUTES)
-def test_a_large_batch(native):
+def test_a_large_batch_stays_in_order(native):
     """20,000 events become one record batch, with their numbers and payloads in order."""
     codec = Codec("pe", schema_text("order_event"))
     some = [payload("order_event", value) for value in values("order_event", 500)]

@@ -237,7 +237,7 @@ def test_a_waiting_state_is_reported_once(capsys):
     ]
 
 
-def test_a_silent_attempt_counts_as_listening_after_a_while():
+def test_a_silent_attempt_eventually_counts_as_listening():
     """An attempt that stays silent for 25 s counts as listening.
 
     An open stream of a quiet topic may receive nothing for minutes.
@@ -344,7 +344,7 @@ def test_invalid_utf8_and_a_full_disk_are_one_line_errors(emulator, tmp_path, ca
     assert "Traceback" not in done.stderr
 
 
-def test_topic_and_schema(emulator, capsys):
+def test_topic_and_schema_print_json(emulator, capsys):
     """Both commands print one line of JSON, and a schema can be looked up by its topic or by its
     id.
     """
@@ -522,7 +522,7 @@ def test_version_prints_the_version_of_the_package(capsys):
     assert sfpubsub.__version__ in capsys.readouterr().out
 
 
-def test_an_unreachable_login_host_is_an_error_at_once(emulator, monkeypatch, capsys):
+def test_an_unreachable_login_host_fails_at_once(emulator, monkeypatch, capsys):
     """A login host that refuses the first connection is reported as an error at once.
 
     It is a wrong setting rather than an outage, and waiting would make a script hang.

@@ -167,7 +167,7 @@ def test_full_pipe_acks_only_the_lines_that_were_read(emulator, capsys):
     assert remaining_event_ids(emulator, capsys) == published[3:]
 
 
-def test_stdout_closed_from_the_start_is_an_error(emulator, monkeypatch, capsys):
+def test_closed_stdout_is_rejected_at_startup(emulator, monkeypatch, capsys):
     """`sfpubsub subscribe >&-` is refused: a connection could get the unused descriptor 1."""
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", None)
@@ -194,7 +194,7 @@ def test_output_that_is_not_a_pipe_counts_as_read(tmp_path):
 
 
 @linux
-def test_bytes_of_another_writer_delay_acks():
+def test_acks_wait_for_bytes_of_other_writers():
     """With `2>&1`, unread bytes in the pipe may have been written by others.
 
     Our bytes count as read only once the whole pipe has been read.

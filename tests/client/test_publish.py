@@ -78,9 +78,7 @@ def test_command_fills_created_fields_only_on_request(run_emulator, connect, mon
 
 @pytest.mark.parametrize("face", ["sync", "asyncio"])
 @pytest.mark.parametrize("topic", ["/data/AccountChangeEvent", "/data/ChangeEvents"])
-def test_topic_that_takes_no_events_is_reported_before_bad_fields(
-    face, topic, run_emulator, connect
-):
+def test_denied_topic_is_reported_before_bad_fields(face, topic, run_emulator, connect):
     """A topic that the user cannot publish to is reported before any invalid fields."""
     with pytest.raises(
         PermissionDeniedError, match=f"you cannot publish to {topic} .*only the org"
@@ -88,7 +86,7 @@ def test_topic_that_takes_no_events_is_reported_before_bad_fields(
         publish(face, run_emulator(), connect, [{"Nope": 1}], topic)
 
 
-def test_command_reports_that_a_topic_takes_no_events(run_emulator, monkeypatch, tmp_path, capsys):
+def test_command_reports_a_topic_that_denies_events(run_emulator, monkeypatch, tmp_path, capsys):
     """Publishing a change event fails with the reason and exit code 3.
 
     The error does not mention the event's fields.

@@ -225,7 +225,7 @@ def test_a_keepalive_repeats_the_last_position(start):
     assert emulator.bus.position(stream.next().latest_replay_id) == emulator.bus.tip()
 
 
-def test_a_keepalive_position_ahead_skips_no_event(start):
+def test_a_keepalive_position_ahead_of_the_log_loses_no_event(start):
     """A keepalive's position may be ahead of the newest event.
 
     Committing it or resuming from it misses no event.

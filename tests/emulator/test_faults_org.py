@@ -383,7 +383,7 @@ def test_stop_reaches_the_stream_after_a_delay(start):
     assert ids(client.managed().events(4)) == [*ids(published), new.replay_id]
 
 
-def test_an_immediate_restart_still_ends_the_stream(start):
+def test_a_stopped_stream_ends_despite_an_immediate_restart(start):
     """A stream opened before a STOP ends even if the subscription is restarted at once.
 
     Its commits are rejected, because STOP deleted the position.

@@ -90,7 +90,7 @@ def check_shape(path, status, kind, text):
         assert set(json.loads(text)) == {"error"}
 
 
-def test_fuzz(shared, caplog):
+def test_random_requests_receive_well_formed_responses(shared, caplog):
     """1,500 requests with randomly malformed bodies, over all paths and methods, get well-formed
     responses, and the emulator logs no error."""
     seed = random.randrange(2**32)
@@ -141,7 +141,7 @@ def test_fuzz(shared, caplog):
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/nothing", "/services/oauth2/no", "/services/data/x"])
-def test_long_and_unusual_paths(shared, path):
+def test_long_and_unusual_paths_are_handled(shared, path):
     """A path that is extremely long or contains unusual characters also gets a well-formed
     response."""
     for more in ("/" + "x" * 60_000, "%00", "/../..", "//", "%ff%fe", "?" + "a=b&" * 1000):
@@ -175,7 +175,7 @@ def test_long_and_unusual_paths(shared, path):
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 5000, 400),
     ],
 )
-def test_malformed_requests(shared, request_bytes, status):
+def test_malformed_requests_are_rejected(shared, request_bytes, status):
     """A malformed or oversized request gets a JSON error with the matching status, and then the
     connection is closed."""
     answer = exchange(shared, request_bytes, end=True)
@@ -185,7 +185,7 @@ def test_malformed_requests(shared, request_bytes, status):
     assert set(json.loads(text)) == {"error"}
 
 
-def test_chunked_body(shared):
+def test_chunked_body_is_reassembled(shared):
     """A chunked body, with chunk extensions and trailers, is reassembled before it is parsed."""
     body = b"grant_type=nonsense"
     chunks = b"".join(b"%x;a=b\r\n%s\r\n" % (len(part), part) for part in (body[:5], body[5:]))
@@ -197,7 +197,7 @@ def test_chunked_body(shared):
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"] == "unsupported_grant_type"
 
 
-def test_deeply_nested_json(shared):
+def test_deeply_nested_json_is_rejected(shared):
     """JSON that is nested too deeply to be parsed is reported as a client error with status 400."""
     headers = {"Authorization": f"Bearer {shared.access_token}", "Content-Type": JSON}
     deep = b"[" * 100_000
@@ -208,7 +208,7 @@ def test_deeply_nested_json(shared):
 @pytest.mark.parametrize(
     ("path", "key"), [("/admin/users", "username"), ("/admin/apps", "client_id")]
 )
-def test_unpaired_surrogate(shared, path, key):
+def test_unpaired_surrogate_is_rejected(shared, path, key):
     """A JSON string with an unpaired surrogate is rejected with status 400.
 
     Such a string cannot be stored as UTF-8.
@@ -273,7 +273,7 @@ def test_connections_are_bounded(emulator, monkeypatch):
     held.pop().close()
 
 
-def test_plain_client_on_the_tls_port(start):
+def test_plain_client_on_the_tls_port_does_not_block_others(start):
     """Neither plain HTTP on the TLS port nor a connection that never starts a handshake blocks
     other clients."""
     emulator, _ = start(tls=True)
@@ -288,7 +288,7 @@ def test_plain_client_on_the_tls_port(start):
         assert ask(emulator, "GET", "/health").status == 200
 
 
-def test_oversized_body_over_tls(start):
+def test_oversized_body_is_rejected_over_tls(start):
     """Over TLS, a client that sends too large a body still receives the 413 response.
 
     The body itself is never read.

@@ -98,7 +98,7 @@ def test_publish_with_the_keyboard_alone(visit):
     assert page.locator("#events summary", has_text="by-key").count() == 1
 
 
-def test_live_updates_of_events_and_counts(visit, org):
+def test_events_and_counts_are_updated_live(visit, org):
     """An event published by another client appears on an open page without a reload.
 
     Its values are escaped, the counter is updated, and the focus does not move.
@@ -116,7 +116,7 @@ def test_live_updates_of_events_and_counts(visit, org):
     assert page.locator("#live-state").text_content() == "Live updates are on."
 
 
-def test_record_and_its_change_events(visit):
+def test_record_forms_publish_change_events(visit):
     """A record can be created, edited and deleted through its forms, and each change event appears
     on the page."""
     page = visit("/ui/records?object=Account")
@@ -137,7 +137,7 @@ def test_record_and_its_change_events(visit):
     other.locator("#events summary", has_text="DELETE Account").wait_for()
 
 
-def test_fault_and_clock_forms(visit, org):
+def test_faults_and_the_clock_can_be_set_with_forms(visit, org):
     """A fault can be switched on and off with its form, and a jump of the clock appears on a page
     that is already open."""
     page = visit("/ui/faults")

@@ -88,7 +88,7 @@ def test_invalid_event_is_refused(emulator, body, code):
     assert (emulator.bus.topic(ORDERS), emulator.bus.tip()) == before
 
 
-def test_unknown_events_and_schemas(emulator):
+def test_unknown_events_and_schemas_are_rejected(emulator):
     """An unknown event or schema returns 404, a wrong method 405, and an invalid token 401."""
     unknown = EVENTS.replace("Order", "Other")
     assert rest(emulator, "POST", unknown, {}).code == (404, "NOT_FOUND")
@@ -145,7 +145,7 @@ def test_options_lists_the_methods(emulator):
 @pytest.mark.parametrize(
     "origin", ["http://localhost:3000", "http://[::1]:8080", "https://app.example.com"]
 )
-def test_allowed_origins(emulator, origin):
+def test_allowed_origins_can_read_responses(emulator, origin):
     """A page of an allowed origin passes the preflight, and may read every response, including
     errors."""
     reply = preflight(emulator, EVENTS, origin)

@@ -61,18 +61,18 @@ class TruncatingProxy:
 @contextmanager
 def proxy_to(url: str) -> Iterator[TruncatingProxy]:
     """Run a proxy to the server at *url* within the block; each connection serves one request."""
-    way, port = TruncatingProxy(), urlsplit(url).port
+    proxy, port = TruncatingProxy(), urlsplit(url).port
 
     def talk(client: socket.socket, _over: Any) -> None:
         head = head_of(client)
         if not head:
             return
         line = head.partition(b"\r\n")[0]
-        way.passed.append(line.decode())
+        proxy.passed.append(line.decode())
         left = 1 << 40
-        for cut in way.cuts:
+        for cut in proxy.cuts:
             if cut[0] in line:
-                way.cuts.remove(cut)
+                proxy.cuts.remove(cut)
                 left = cut[1]
                 break
         with socket.create_connection(("127.0.0.1", port), 10.0) as server:
@@ -85,5 +85,5 @@ def proxy_to(url: str) -> Iterator[TruncatingProxy]:
                 left -= len(part)
 
     with raw_host(talk) as own:
-        way.url = own
-        yield way
+        proxy.url = own
+        yield proxy

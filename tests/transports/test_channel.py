@@ -214,7 +214,7 @@ def test_pings_detect_a_dead_connection(run_emulator, tmp_path):
             assert time.monotonic() - begun < 25.0  # the call's own timeout is 30 s
 
 
-def test_pings_can_be_switched_off(run_emulator, connect):
+def test_pings_can_be_disabled(run_emulator, connect):
     """Calls succeed with a ping_interval of 0, which disables pings; some proxies reject them."""
     client = connect(run_emulator(), timings=Timings(ping_interval=0))
     assert client.get_topic(TOPIC).can_subscribe

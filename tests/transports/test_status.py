@@ -129,7 +129,7 @@ def test_codes_that_only_a_bug_can_cause_are_not_retried():
 
 
 @pytest.mark.parametrize("status", [s for s in grpc.StatusCode if s is not grpc.StatusCode.OK])
-def test_every_status_without_a_code_has_a_rule(status):
+def test_every_status_is_classified_without_an_error_code(status):
     """Every gRPC status is classified even without an error code, e.g. one sent by a proxy."""
     failure = classify("Orders", Refusal(status))
     assert failure.kind is BY_STATUS[status].kind
@@ -143,7 +143,7 @@ def test_every_status_without_a_code_has_a_rule(status):
      ("NOT_FOUND", AWAY), ("PERMISSION_DENIED", AWAY), ("FAILED_PRECONDITION", AWAY),
      ("UNIMPLEMENTED", AWAY), ("INVALID_ARGUMENT", STOP), ("OUT_OF_RANGE", STOP)],
 )  # fmt: skip
-def test_network_failures_are_retried_and_refusals_are_not(status, kind):
+def test_network_failures_are_retried_but_refusals_are_not(status, kind):
     """A status that indicates a network failure is retried; one that indicates a refusal is not."""
     assert classify("Orders", Refusal(grpc.StatusCode[status])).kind is kind
 

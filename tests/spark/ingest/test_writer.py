@@ -132,7 +132,7 @@ def test_directory_readers_see_each_event_once(spark, open_writer, table, clock)
     assert str(partitioned.schema.field("batch").type).startswith("dictionary<values=string")
 
 
-def test_path_may_contain_any_character(spark, tmp_path, clock):
+def test_table_path_may_contain_any_character(spark, tmp_path, clock):
     """Spaces, percent signs, wildcards and non-ASCII letters in a path are taken literally."""
     odd = tmp_path / "an odd%20 #na{m}e [é]?*"
     with EventWriter(spark, odd, topic=TOPIC, clock=clock) as writer:
@@ -155,7 +155,7 @@ def test_event_is_written_once_however_often_it_is_delivered(open_writer, table)
     assert ids_of(table) == [f"event-{n}" for n in range(6)]
 
 
-def test_the_order_of_arrival_continues_after_a_restart(open_writer, table):
+def test_row_numbers_continue_after_a_restart(open_writer, table):
     """`ingest_seq` continues after a restart without gaps or repeats.
 
     It follows the order of arrival, not the order of the replay ids.
@@ -388,7 +388,7 @@ def test_opening_flushes_the_newest_batch(open_writer, table, monkeypatch):
     assert synced == ["ingest_date=2026-11-20", "orders"]
 
 
-def test_start_removes_the_files_of_a_killed_write(open_writer, table):
+def test_opening_removes_the_files_of_a_killed_write(open_writer, table):
     """A new writer deletes a killed write's unpublished files, and continues from stored rows."""
     open_writer().write(batch_of(range(2)))
     left = staging_of(table) / "b1.dead"
@@ -414,7 +414,7 @@ def test_a_clock_that_is_set_back_does_not_reorder_batches(open_writer, table, c
     assert [path.name for path in table.glob("ingest_date=*")] == ["ingest_date=2026-11-20"]
 
 
-def test_files_have_no_statistics_of_replay_ids(open_writer, table):
+def test_files_contain_no_replay_id_statistics(open_writer, table):
     """The files contain no minimum and maximum of replay ids, because replay ids have no order.
 
     Other columns have these statistics.
@@ -455,7 +455,7 @@ def test_batch_of_duplicates_stores_its_position_without_a_file(open_writer, tab
     assert len(list(table.glob("ingest_date=*/batch=*"))) == 1
 
 
-def test_the_newer_of_two_positions_wins(open_writer, table):
+def test_the_last_stored_position_is_used(open_writer, table):
     """A new writer resumes from the position that was stored last.
 
     It does not matter whether that position was stored with a batch or separately.

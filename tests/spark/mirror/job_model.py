@@ -160,7 +160,7 @@ class Job:
 
     # Merging.
 
-    def lay(self, end: int) -> None:
+    def apply_rows(self, end: int) -> None:
         """Apply the raw rows before position *end* to the tables."""
         start = self.tables.position
         if end <= start:
@@ -201,7 +201,7 @@ class Job:
         """Merge the next answer into the tables."""
         answer = self.answers[self.tables.merged]
         since = answer.read.as_of.ingest_seq + 1
-        self.lay(since)
+        self.apply_rows(since)
         ids = set(answer.request.ids) | answer.rows.keys()
         if answer.request.piece is not None:
             first, end = PIECES[answer.request.piece]
