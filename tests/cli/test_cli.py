@@ -68,9 +68,9 @@ def spawn(emulator, *arguments: str, **options) -> subprocess.Popen:
 
 
 def test_subscribe_prints_json_lines_and_the_next_run_resumes(emulator, capsys):
-    """Each event is a JSON line with the documented keys.
+    """Each event is printed as a JSON line with the documented keys.
 
-    A second run prints the events after those of the first.
+    A second run prints the events that follow those of the first.
     """
     results = emulator.publish(TOPIC, orders(25))
     assert run(["subscribe", "--managed", NAME, "--max-events", "13"]) == 0

@@ -67,9 +67,9 @@ def remaining_event_ids(emulator, capsys) -> list[str]:
 
 @linux
 def test_closed_pipe_acks_only_the_lines_that_were_read(emulator, capsys):
-    """Of ten printed lines one was read, so nine events are redelivered.
+    """Of ten printed lines, only one was read, so the other nine events are redelivered.
 
-    The command ends without waiting for another event.
+    The command exits without waiting for another event.
     """
     published = [result.event_id for result in emulator.publish(TOPIC, orders(10))]
     with subscribing(emulator) as process:
@@ -137,7 +137,7 @@ def test_exit_waits_until_the_last_lines_are_read(emulator, capsys):
 
 @linux
 def test_signal_does_not_wait_for_a_stalled_reader(emulator, capsys):
-    """The command ends on SIGTERM although its reader has stopped.
+    """The command exits on SIGTERM even if its reader has stalled.
 
     The unread events are redelivered.
     """

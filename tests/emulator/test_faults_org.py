@@ -275,7 +275,7 @@ def test_reset_stream_removes_events_and_drops_streams(emulator, client):
 
 @pytest.mark.parametrize("length", [8, 10, 12, 24])
 def test_move_org_keeps_events_under_new_replay_ids(start, length):
-    """After `move_org`, the same events have new replay ids but the same event ids and order.
+    """After `move_org`, the same events have new replay ids, but the same event ids and order.
 
     Old replay ids are rejected, and open streams are dropped.
     """

@@ -1,6 +1,6 @@
 """The HTTP port with malformed, oversized and slow requests, and with too many connections.
 
-A request gets a well-formed error of the called API, and never a traceback.
+Every such request is answered with a well-formed error of the called API, never a traceback.
 """
 
 from __future__ import annotations
@@ -91,8 +91,10 @@ def check_shape(path, status, kind, text):
 
 
 def test_random_requests_receive_well_formed_responses(shared, caplog):
-    """1,500 requests with randomly malformed bodies, over all paths and methods, get well-formed
-    responses, and the emulator logs no error."""
+    """1,500 requests with randomly malformed bodies receive well-formed responses.
+
+    They cover all paths and methods, and the emulator logs no error.
+    """
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -142,8 +144,7 @@ def test_random_requests_receive_well_formed_responses(shared, caplog):
 
 @pytest.mark.parametrize("path", [*PATHS, "/nothing", "/services/oauth2/no", "/services/data/x"])
 def test_long_and_unusual_paths_are_handled(shared, path):
-    """A path that is extremely long or contains unusual characters also gets a well-formed
-    response."""
+    """A path that is extremely long or contains unusual characters gets a well-formed response."""
     for more in ("/" + "x" * 60_000, "%00", "/../..", "//", "%ff%fe", "?" + "a=b&" * 1000):
         reply = ask(shared, "GET", path + more)
         check_shape(path, reply.status, reply.headers["Content-Type"], reply.text)
@@ -176,8 +177,10 @@ def test_long_and_unusual_paths_are_handled(shared, path):
     ],
 )
 def test_malformed_requests_are_rejected(shared, request_bytes, status):
-    """A malformed or oversized request gets a JSON error with the matching status, and then the
-    connection is closed."""
+    """A malformed or oversized request is answered with a JSON error with the matching status.
+
+    The connection is then closed.
+    """
     answer = exchange(shared, request_bytes, end=True)
     head, _, text = answer.partition(b"\r\n\r\n")
     assert head.split()[1] == str(status).encode()

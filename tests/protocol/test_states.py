@@ -78,7 +78,7 @@ def test_alive_states_are_those_that_accept_responses() -> None:
 
 
 class Recorded(SubscriptionProtocol):
-    """Records the pairs of state and signal that occurred."""
+    """Records each pair of state and signal that occurs."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.pairs: list[tuple[State, Signal]] = []

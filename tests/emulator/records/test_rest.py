@@ -86,7 +86,7 @@ def test_create_read_update_and_delete_a_record(shared, rest):
 def test_upsert_by_an_external_id(rest):
     """An upsert returns 201 for a new record and 200 for an existing one.
 
-    API version 45.0 returns 204.
+    API version 45.0 returns 204 for an existing one.
     """
     path = "/sobjects/Order__c/External_Id__c/a%2Fb"
     made = rest("PATCH", path, {"Name": "1"})
@@ -499,7 +499,7 @@ def test_daily_api_calls_are_limited(tmp_path):
 
 
 def test_a_query_returns_the_users_view_all_permission(rest):
-    """A query of UserPermissionAccess returns whether the user can see all records."""
+    """A query of UserPermissionAccess returns whether the user may view all records."""
     (row,) = find(rest, "SELECT PermissionsViewAllData FROM UserPermissionAccess").json["records"]
     assert row["PermissionsViewAllData"] is True
     fields = "ParentId, Parent.PermissionSetGroupId, PermissionsViewAllRecords"

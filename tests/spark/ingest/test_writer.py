@@ -721,7 +721,7 @@ def test_schemas_are_stored_before_the_rows_that_need_them(open_writer, table, m
 def test_rows_without_their_schema_are_written_with_a_warning(open_writer, table, caplog):
     """Rows whose schema is not stored are written, with one warning per schema.
 
-    No warning is logged if the schema is given or stored.
+    No warning is logged if the schema is passed in or already stored.
     """
     rows = arrow_table([row_of(event, NOW) for event in batch_of(range(3))], 0)
     writer = open_writer()
