@@ -1,6 +1,6 @@
 """Tests of the Bell, through which threads wake asyncio tasks.
 
-No ring may be missed, and a ring that wakes nobody must not call into the event loop.
+No ring may be missed, and a ring that nobody waits for must not call into the event loop.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def test_a_ring_that_nobody_waits_for_makes_no_call_into_the_loop():
 
 
 def test_many_rings_cause_one_call_into_the_loop():
-    """If a bell rings often before its waiter can run, only one call into the event
-    loop is made.
-    """
+    """However often a bell rings before its waiter runs, the event loop is called only once."""
 
     async def wait():
         bell = Bell()
@@ -60,9 +58,7 @@ def test_many_rings_cause_one_call_into_the_loop():
 
 
 def test_a_ring_between_the_check_and_the_wait_is_not_missed():
-    """A ring wakes the waiter even if it comes after the condition was checked and
-    before the wait.
-    """
+    """A ring between the check of the condition and the wait still wakes the waiter."""
 
     async def wait():
         bell, looks = Bell(), []
@@ -80,7 +76,7 @@ def test_a_ring_between_the_check_and_the_wait_is_not_missed():
 
 
 def test_no_ring_from_another_thread_is_missed():
-    """A task that waits for each of 500 steps of another thread sees them all."""
+    """A task that waits for each of another thread's 500 steps is woken for every one of them."""
 
     async def wait():
         bell, steps, asked = Bell(), [0], threading.Semaphore(0)

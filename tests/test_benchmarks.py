@@ -27,14 +27,14 @@ def test_a_benchmark_is_documented(name):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_target_is_measured(target):
-    """Every target has a run that measures it, so that no row of the table stays empty."""
+def test_every_target_is_measured(target):
+    """Every target has a benchmark run that measures it, so no row of the table is empty."""
     shapes = {(run.way, run.kind, run.size, run.streams) for run in CASES[target.case].runs}
     assert (target.way, target.kind, target.size, target.streams) in shapes
 
 
 @pytest.mark.parametrize("case", [*CASES.values(), SHORT])
-def test_a_case_measures_no_run_twice(case):
+def test_runs_of_a_case_are_distinct(case):
     """The runs of a case differ, because samples are identified by their run."""
     assert len(set(case.runs)) == len(case.runs)
 

@@ -114,7 +114,7 @@ PROGRAMS = blocks(page("programs"), "python")
 
 
 def run_program(number: int, tmp_path: Path) -> subprocess.Popen[str]:
-    """Start the program with this number on the page, as a file of its own."""
+    """Write the page's program with this number to a file, and start it."""
     file = tmp_path / f"program_{number}.py"
     file.write_text(PROGRAMS[number])
     return subprocess.Popen(
@@ -127,7 +127,7 @@ def run_program(number: int, tmp_path: Path) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def order_service(run_emulator, monkeypatch):
-    """Start an emulator with three orders and one change, and point programs to it."""
+    """Start an emulator with three orders and one change event, and connect programs to it."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     emulator.last_id = emulator.publish(TOPIC, orders(3))[-1].replay_id
@@ -135,7 +135,7 @@ def order_service(run_emulator, monkeypatch):
     return emulator
 
 
-def test_the_program_that_breaks_out_of_its_loop_has_acked(order_service, tmp_path):
+def test_the_program_that_breaks_out_of_its_loop_commits(order_service, tmp_path):
     """The program that leaves its loop commits the batch that it printed."""
     with run_program(0, tmp_path) as program:
         out, err = program.communicate(timeout=PATIENCE)
@@ -264,7 +264,7 @@ def free_ports() -> dict[str, str]:
 
 @contextlib.contextmanager
 def terminal(block: str, tmp_path: Path, ports: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a block of shell commands in a substitute for the clone, with a home of its own."""
+    """Run a block of shell commands in a stand-in for the clone, with a separate home directory."""
     clone, home = tmp_path / "clone", tmp_path / "home"
     (clone / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
     home.mkdir(exist_ok=True)
@@ -306,7 +306,7 @@ OPERATIONS = page("operations")
 
 
 def test_the_commands_of_the_operations_page_run(run_emulator, monkeypatch, tmp_path, capsys):
-    """The page's commands run in their order.
+    """The commands of the operations page run in the order in which the page shows them.
 
     `lag` prints the lines and JSON keys that the page lists.
     """
@@ -340,7 +340,7 @@ def _names(page: str) -> list[str]:
 
 
 def test_the_command_lines_of_the_readme_parse():
-    """The commands in the README, and the operations page's endless ones, use existing options."""
+    """The commands in the README, and the long-running ones on the operations page, parse."""
     lines = [
         line.partition("#")[0].strip()
         for block in [*blocks(ROOT / "README.md", "sh"), *blocks(OPERATIONS, "bash")]

@@ -1,4 +1,4 @@
-"""Tests of the exception classes: their tree, pickling and messages."""
+"""Tests of the exception classes: their hierarchy, pickling and messages."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Org:
         return Reply(204)
 
     def _page(self, query: str, begin: int) -> Reply:
-        """Return one page of the query's rows, with the path of the next page if there is one."""
+        """Return a page of the query's rows, with the path of the next page, if any."""
         rows = list(self.rows.values())
         found = re.search(r"WHERE (\w+) = '([^']*)'", query)
         if found:
@@ -154,7 +154,7 @@ def test_create_sends_the_documented_request(serve):
 def test_a_record_can_be_stopped_started_updated_and_deleted(serve):
     """Each operation changes only what it is meant to change.
 
-    After the deletion all of them raise.
+    After the subscription is deleted, every operation raises an error.
     """
     org = Org()
     _, tooling = serve(org)
@@ -180,8 +180,8 @@ def test_list_reads_all_pages(serve):
     assert sum("-10" in request.path for request in host.requests) == 1
 
 
-def test_a_record_deleted_while_listing_is_left_out(serve):
-    """list() skips a record that is deleted while it runs."""
+def test_list_skips_a_record_deleted_meanwhile(serve):
+    """list() skips a record that is deleted while the listing runs."""
     org = Org("A", "B")
     _, tooling = serve(org)
     listing = tooling.list()
@@ -195,7 +195,7 @@ def test_a_record_deleted_while_listing_is_left_out(serve):
     ["", "1A", "A_", "A__B", "_A", "A B", "A'B", "A\\", "Ä", "A\n", "18x", "A-B", "18x00000"],
 )
 def test_an_invalid_name_is_rejected_without_a_request(serve, name):
-    """An invalid developer name raises before any request is sent."""
+    """An invalid developer name raises an error before any request is sent."""
     host, tooling = serve(Org())
     for act in (lambda: tooling.create(name, TOPIC), lambda: tooling.show(name)):
         with pytest.raises(ConfigurationError, match="developer name"):
@@ -244,8 +244,11 @@ def test_an_invalid_preset_is_rejected_without_a_request(serve):
     assert not host.requests
 
 
-def test_a_full_org_or_a_taken_name_prevents_a_creation(serve):
-    """create() raises if the org has 200 subscriptions or the name is taken, without a POST."""
+def test_creation_fails_if_the_org_is_full_or_the_name_taken(serve):
+    """create() raises an error if the org has 200 subscriptions or the name is taken.
+
+    No POST request is sent.
+    """
     org = Org(*(f"S{number}" for number in range(200)))
     host, tooling = serve(org)
     with pytest.raises(QuotaExceededError, match="200 managed subscriptions"):
@@ -258,8 +261,9 @@ def test_a_full_org_or_a_taken_name_prevents_a_creation(serve):
 
 
 def test_an_api_version_before_60_or_a_malformed_one_is_rejected():
-    """Managed subscriptions exist since API version 60.0, so an older or malformed
-    version raises.
+    """An API version that is malformed or older than 60.0 raises an error.
+
+    Managed subscriptions exist since version 60.0.
     """
     for version in ("59.0", "60", "v60.0", "60.0/../..", ""):
         with pytest.raises(ConfigurationError, match=r"60\.0 or later"):
@@ -272,7 +276,7 @@ def test_values_of_queries_are_escaped():
 
 
 class RenewingSessions:
-    """Supplies sessions, of which the first `void` ones are invalid."""
+    """Supplies sessions, the first *void* of which are invalid."""
 
     def __init__(self, url: str, void: int) -> None:
         self.sessions = [Session(f"{TOKEN}{number}", url) for number in range(void)]
@@ -315,9 +319,7 @@ def test_an_expired_session_is_renewed_once(serve):
     ],
 )
 def test_a_refused_creation_is_a_typed_error_with_salesforces_code(serve, reply, error, says):
-    """A refused creation raises the matching error, with Salesforce's code and without
-    the token.
-    """
+    """A rejected creation raises the matching error with Salesforce's code, but not the token."""
     org = Org()
     host, tooling = serve(lambda request: reply if request.method == "POST" else org(request))
     with pytest.raises(error, match=says) as caught:
@@ -345,9 +347,7 @@ def test_a_refused_creation_is_a_typed_error_with_salesforces_code(serve, reply,
     ],
 )
 def test_the_next_page_is_never_requested_from_another_host(serve, place):
-    """A nextRecordsUrl that is not a path of the query interface raises, so the token stays with
-    the org.
-    """
+    """A nextRecordsUrl that is not a query path raises an error, so the token is not exposed."""
     thief, _ = serve(Org())
     named = place.format(thief=urlsplit(thief.url).netloc) if isinstance(place, str) else place
     page = {"size": 1, "done": False, "records": [], "nextRecordsUrl": named}
@@ -427,9 +427,9 @@ NEEDED = [
 
 
 def test_a_response_with_a_wrong_part_is_rejected(serve):
-    """A response in which a needed part is missing or of the wrong type raises.
+    """A response whose required part is missing or has the wrong type raises an error.
 
-    No replaced part of a response causes an unexpected exception.
+    Replacing any part never causes an unexpected exception.
     """
     bodies = [
         json.dumps(put(GOOD, path, thing))
@@ -465,7 +465,7 @@ def mutated(value: Any, rng: random.Random) -> Any:
 
 
 def garbage(rng: random.Random) -> Reply:
-    """Return a random response that is usually wrong, and now and then right."""
+    """Return a random response, which is usually invalid and occasionally valid."""
     status = rng.choice([200, 200, 200, 200, 201, 204, 400, 401, 403, 404, 405, 429, 500, 503, 299])
     text = json.dumps(mutated(GOOD, rng))
     form = rng.randrange(8)
@@ -485,7 +485,7 @@ def garbage(rng: random.Random) -> Reply:
 
 
 def test_any_response_gives_a_result_or_a_typed_error(serve):
-    """600 random responses cause no exceptions but the package's own, and none shows the token."""
+    """600 random responses raise only the package's own errors, none of which reveals the token."""
     seed = 7
     rng = random.Random(seed)
     _, tooling = serve(lambda _: garbage(rng))
@@ -508,8 +508,8 @@ def test_any_response_gives_a_result_or_a_typed_error(serve):
     assert [text for text in errors if TOKEN in text or len(text) > 1000] == [], f"seed {seed}"
 
 
-def test_a_truncated_or_endless_response_raises_in_bounded_time():
-    """A response that is cut off raises a typed error, and one that drips ends at the timeout."""
+def test_a_truncated_or_slow_response_raises_an_error_in_time():
+    """A truncated response raises a typed error, and a response that trickles in times out."""
     starts = [
         b"",
         b"HTTP/1.1 200",
@@ -559,9 +559,7 @@ class Clock:
 
 
 def test_waiting_reports_progress_and_ends_when_the_check_passes():
-    """wait_until() reports its progress before each pause, and does not pause after the check
-    passed.
-    """
+    """wait_until() reports its progress before each pause and stops once the check passes."""
     clock, told, answers = Clock(), [], iter([False, False, True])
     wait_until(
         "X is known",

@@ -1,8 +1,9 @@
 """Tests that run the tutorials' commands and compare their output with the pages.
 
-The blocks of a page are run in order. A block that begins with a comment with a file name is that
-file. An `sh` block is run in one shell, in a substitute for the clone. A `text` block is the output
-of the command before it, where `…` stands for any text. Only the emulator's ports differ.
+The blocks of a page are run in order. A block whose first line is a comment with a file name is
+written to that file. An `sh` block is run in one shell, in a directory that stands in for the
+clone. A `text` block is the output of the command before it, where `…` stands for any text. Only
+the emulator's ports differ.
 """
 
 from __future__ import annotations
@@ -123,15 +124,16 @@ def test_a_tutorial_runs(name, tmp_path, free_ports):  # noqa: F811
 
 
 def test_every_tutorial_is_run():
-    """Every page in docs/tutorials is among the parameters of test_a_tutorial_runs."""
+    """Every page in docs/tutorials is a parameter of test_a_tutorial_runs."""
     (marked,) = (mark for mark in test_a_tutorial_runs.pytestmark if mark.name == "parametrize")
     named = {getattr(each, "values", (each,))[0] for each in marked.args[1]}
     assert named == {path.stem for path in (DOCS / "tutorials").glob("*.md")} - {"index"}
 
 
-def test_five_commands_lead_from_a_clone_to_a_table():
-    """The page shows the output of each of its first five commands, and the README has the same
-    commands. The last one prints an event from the table.
+def test_readme_and_tutorial_have_the_same_five_commands():
+    """The README has the same five commands as the page, which shows the output of each.
+
+    The last command prints an event from the table.
     """
     first = steps(page("first-table"))[:5]
     assert all(step.shown for step in first)
@@ -142,7 +144,7 @@ def test_five_commands_lead_from_a_clone_to_a_table():
 
 @pytest.mark.slow  # creates an environment with Spark
 def test_the_five_commands_work_in_a_fresh_clone(tmp_path, free_ports):  # noqa: F811
-    """In a fresh clone, the tutorial's first five commands alone lead to an event in a table."""
+    """In a fresh clone, the tutorial's first five commands suffice to print an event."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     text = f"export SFPUBSUB_EMULATOR_URL=http://127.0.0.1:{free_ports['7012']}\n"

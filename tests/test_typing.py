@@ -1,6 +1,6 @@
 """Tests that strict type checkers accept the programs in `tests/typing`.
 
-They see the package as a user's project does, as an installed library.
+As in a user's project, the package is an installed library.
 """
 
 from __future__ import annotations

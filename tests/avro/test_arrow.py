@@ -1,7 +1,7 @@
-"""Tests of events in Arrow's form.
+"""Tests of events as Arrow record batches.
 
-There are two routes to it, the compiled decoder ("native") and Python dicts ("dicts"). Both give
-equal results, and neither loses a payload.
+Events are converted by the compiled decoder ("native") or through Python dicts ("dicts"). Both
+routes give equal results, and neither loses a payload.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def received(
     first_seq: int = 0,
     topic: str | None = "/event/Test_Event__e",
 ) -> EventBatch:
-    """Return a received batch; an event is the number of its codec and its payload."""
+    """Return a received batch; each event is given as the index of its codec and its payload."""
     return EventBatch(
         subscription="My_Subscription",
         topic=topic,
@@ -135,7 +135,7 @@ def received(
 
 
 def parquet(batch: pa.RecordBatch) -> pa.Table:
-    """Write *batch* to a Parquet file in memory, and return it as read back."""
+    """Write *batch* to an in-memory Parquet file, and return the table read back from it."""
     file = io.BytesIO()
     pq.write_table(pa.Table.from_batches([batch]), file)
     return pq.read_table(io.BytesIO(file.getvalue()))
@@ -270,7 +270,7 @@ NUMBERS = st.integers(-(2**63), 2**63 - 1)
 
 
 class Scope:
-    """The named types that a random schema has so far, and how many names were used."""
+    """The named types defined so far in a random schema, and the number of names used."""
 
     def __init__(self) -> None:
         self.named: list[Any] = []
@@ -337,8 +337,7 @@ def avro_types(draw: st.DrawFn, scope: Scope, depth: int = 2) -> tuple[Any, Any]
 def label_of(type_: Any) -> str:
     """Return fastavro's label for a branch of a union, or ``union`` if the type is a union.
 
-    A value must name its branch, because fastavro can't find one that contains a named enum or
-    fixed.
+    Values must name their branch: fastavro cannot choose one that contains a named enum or fixed.
     """
     if not isinstance(type_, dict):
         return type_ if isinstance(type_, str) else "union"
@@ -347,8 +346,9 @@ def label_of(type_: Any) -> str:
 
 @st.composite
 def avro_unions(draw: st.DrawFn, scope: Scope, depth: int, kind: str) -> tuple[Any, Any]:
-    """Draw a union with null at any place, or without it, and a strategy for values that name
-    their branch.
+    """Draw a union, in which null may occur at any place, and a strategy for its values.
+
+    The values name their branch.
     """
     count = 1 if kind == "optional" else draw(st.integers(2, 3))
     branches: list[Any] = []
@@ -459,10 +459,8 @@ BAD = [
 
 @pytest.mark.parametrize("native", ROUTES)
 @pytest.mark.parametrize(("kind", "bad"), BAD)
-def test_a_bad_payload_is_rejected_alone(kind, bad, native):
-    """One bad payload is rejected, and all other payloads are in the array, wherever the bad one
-    is.
-    """
+def test_only_the_bad_payload_is_rejected(kind, bad, native):
+    """A bad payload is rejected wherever it occurs, and all other payloads are decoded."""
     schema_json = event_schema(TYPES.get(kind, kind), "long")
     good = [GOOD[kind] + zigzag(n) for n in range(48)]
     # With the long first, the bad value is the end of the payload.
@@ -479,10 +477,8 @@ def test_a_bad_payload_is_rejected_alone(kind, bad, native):
 
 
 @pytest.mark.parametrize("native", ROUTES)
-def test_many_bad_payloads_are_rejected(native):
-    """Rejected payloads are reported by their number in the input, and the others keep their
-    order.
-    """
+def test_rejected_payloads_are_reported_by_index(native):
+    """Rejected payloads are reported by index, and the other payloads stay in order."""
     schema_json = event_schema("long")
     bad = set(random.Random(4).sample(range(2_000), 37))
     payloads = [b"" if n in bad else zigzag(n) for n in range(2_000)]
@@ -492,17 +488,15 @@ def test_many_bad_payloads_are_rejected(native):
 
 
 @pytest.mark.parametrize("native", ROUTES)
-def test_all_payloads_may_be_bad(native):
+def test_a_batch_of_only_bad_payloads_is_empty(native):
     """If every payload is rejected, the array is empty."""
     array, rejected = decode(event_schema("long"), [b""] * 100, native)
     assert (len(array), len(rejected)) == (0, 100)
 
 
 @needs_native
-def test_good_payloads_never_become_dicts(monkeypatch):
-    """On the native route only the bad payload among a thousand is decoded by the slow Python
-    decoder.
-    """
+def test_good_payloads_are_not_decoded_in_python(monkeypatch):
+    """On the native route, only the bad payload among a thousand is decoded in slow Python."""
     decoded = []
     decoder = Values("S", event_schema("long"), native=True)
     slow = decoder._codec.decode
@@ -528,8 +522,9 @@ def test_good_payloads_never_become_dicts(monkeypatch):
     ],
 )
 def test_types_unsupported_by_the_compiled_decoder_use_dicts(type_):
-    """Types whose values have no bytes, which could be repeated without limit, and rare types
-    use the dicts route.
+    """Some types are decoded through dicts, because the compiled decoder does not support them.
+
+    These are rare types, and types whose values take no bytes and could repeat without limit.
     """
     assert not Values("S", event_schema("long", type_), native=True).is_native
 
@@ -559,9 +554,10 @@ def test_the_envelope_columns_equal_the_events_attributes(native):
         assert row["payload"] == event.payload
 
 
-def test_the_topic_of_a_managed_subscription_is_the_event_types_own():
-    """A managed subscription doesn't name the topic, so the column has the event type's own
-    topic.
+def test_an_unnamed_topic_is_derived_from_the_event_type():
+    """Without a topic in the batch, the topic column contains the event type's own topic.
+
+    A managed subscription does not name its topic.
     """
     batch = received([Codec("S", event_schema("long"))], [(0, zigzag(1))], topic=None)
     (made,) = record_batches(batch)
@@ -699,9 +695,10 @@ def test_no_events_give_no_record_batches():
 
 @pytest.mark.parametrize("native", ROUTES)
 @pytest.mark.parametrize("name", CORPUS)
-def test_parquet_returns_what_was_written(name, native):
-    """For each schema of the corpus, also with unions of several types, a Parquet file returns
-    an equal table.
+def test_each_schema_survives_a_parquet_round_trip(name, native):
+    """A table written to Parquet is equal when read back.
+
+    This holds for each schema of the corpus, including unions of several types.
     """
     codec = Codec(name, schema_text(name))
     batch = received([codec], [(0, payload(name, value)) for value in values(name, 50)])
@@ -723,7 +720,7 @@ def test_parquet_stores_random_schemas(made):
 
 
 @pytest.mark.parametrize("native", ROUTES)
-def test_a_large_batch(native):
+def test_a_large_batch_stays_in_order(native):
     """20,000 events become one record batch, with their numbers and payloads in order."""
     codec = Codec("pe", schema_text("order_event"))
     some = [payload("order_event", value) for value in values("order_event", 500)]
@@ -754,7 +751,7 @@ def test_a_record_batch_is_bounded_in_bytes(monkeypatch):
 
 
 def test_several_threads_may_share_a_schema():
-    """Eight threads that convert with the same codec at once get equal results."""
+    """Eight threads that convert with the same codec concurrently get equal results."""
     name = "account_change"
     codec = Codec(name, schema_text(name))
     data = [payload(name, value) for value in values(name, 200)]

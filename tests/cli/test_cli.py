@@ -38,9 +38,7 @@ def emulator(run_emulator, monkeypatch):
 
 
 def point_at(emulator, monkeypatch, **changed: str) -> None:
-    """Set the environment variables for *emulator*, with the values in *changed* instead of its
-    own.
-    """
+    """Set the environment variables for *emulator*, overridden by those in *changed*."""
     for name, value in {**environment(emulator), **changed}.items():
         monkeypatch.setenv(name, value)
 
@@ -70,9 +68,9 @@ def spawn(emulator, *arguments: str, **options) -> subprocess.Popen:
 
 
 def test_subscribe_prints_json_lines_and_the_next_run_resumes(emulator, capsys):
-    """Each event is a JSON line with the documented keys.
+    """Each event is printed as a JSON line with the documented keys.
 
-    A second run prints the events after those of the first.
+    A second run prints the events that follow those of the first.
     """
     results = emulator.publish(TOPIC, orders(25))
     assert run(["subscribe", "--managed", NAME, "--max-events", "13"]) == 0
@@ -161,15 +159,13 @@ def test_a_signal_drains_and_the_next_run_resumes(emulator, number, code, capsys
 
 @pytest.fixture
 def quick_slot(monkeypatch):
-    """Shorten the client's delays, also the delay before it asks again for a slot in use."""
+    """Shorten the client's delays, including the one before it retries a slot that is in use."""
     times = Timings(backoff_initial=0.02, backoff_max=0.1, slot_initial=0.05, slot_max=0.1)
     monkeypatch.setattr("sfpubsub.config.Settings.timings", times)
 
 
-def test_waiting_for_the_slot_is_reported_and_not_idle(emulator, connect, capsys, quick_slot):
-    """While another client holds the slot, one line says so, and the wait doesn't count as idle
-    time.
-    """
+def test_waiting_for_the_slot_does_not_count_as_idle(emulator, connect, capsys, quick_slot):
+    """While another client holds the slot, one line says so, and the idle timeout does not run."""
     results = emulator.publish(TOPIC, orders(2))
     ended: list[float] = []
     with connect(emulator).subscribe_managed(NAME, ack="manual") as holder:
@@ -189,9 +185,10 @@ def test_waiting_for_the_slot_is_reported_and_not_idle(emulator, connect, capsys
     assert (second, last) == ("receiving again", "2 events")
 
 
-def test_an_outage_is_reported_and_not_idle(run_emulator, monkeypatch, capsys, quick_slot):
-    """An outage longer than ``--idle-timeout`` doesn't end the command, and is not reported at
-    every attempt.
+def test_an_outage_does_not_count_as_idle(run_emulator, monkeypatch, capsys, quick_slot):
+    """An outage longer than ``--idle-timeout`` does not end the command.
+
+    It is reported, but not at every attempt.
     """
     plan = FaultPlan([Fault("drop_stream", after_responses=1)])
     plan.add(Fault("refuse", rpc="ManagedSubscribe", error_code="service.unavailable", times=15))
@@ -215,9 +212,7 @@ HEALTH = Health("streaming", None, 100, 0, 0, 0, 0, 0, 0, None, None)
 
 
 def test_a_waiting_state_is_reported_once(capsys):
-    """A wait is reported when it begins or its reason changes, and when events can be received
-    again.
-    """
+    """A wait is reported when it begins, when its reason changes, and when it ends."""
     waiting = Waiting()
     story = [
         ("opening", None, "yes"),
@@ -245,9 +240,10 @@ def test_a_waiting_state_is_reported_once(capsys):
     ]
 
 
-def test_a_silent_attempt_counts_as_listening_after_a_while():
-    """An open stream of a quiet topic shows no sign of life for minutes, so an attempt counts as
-    listening after 25 s.
+def test_a_silent_attempt_eventually_counts_as_listening():
+    """An attempt that stays silent for 25 s counts as listening.
+
+    An open stream of a quiet topic may receive nothing for minutes.
     """
     waiting = Waiting(lambda _: None)
     trying = dataclasses.replace(HEALTH, state="opening", reason="X: down")
@@ -280,8 +276,8 @@ class FakeSubscription:
 
 
 @pytest.mark.parametrize("state", ["waiting", "renewing", "opening"])
-def test_idle_time_begins_when_an_event_can_arrive(state):
-    """Time without a stream is not idle: the idle timeout begins when there is one."""
+def test_idle_timeout_starts_once_a_stream_is_open(state):
+    """The idle timeout does not start until a stream is open."""
     from sfpubsub.cli.service import StopRequest
     from sfpubsub.cli.subscribe import _Printer, _run
 
@@ -295,9 +291,7 @@ def test_idle_time_begins_when_an_event_can_arrive(state):
 
 
 def test_publish_reads_lines_and_prints_results(emulator, tmp_path, capsys):
-    """Each result is a line, in the order of the input, with the id under which the event was
-    published.
-    """
+    """Each result is printed as a line, in input order, with the id of the published event."""
     file = tmp_path / "events.jsonl"
     rows = [{**ROW, "Order_Number__c": str(index)} for index in range(450)]
     file.write_text("\n\n".join(map(json.dumps, rows)))
@@ -321,8 +315,9 @@ def test_publish_reads_lines_and_prints_results(emulator, tmp_path, capsys):
     ],
 )
 def test_publish_rejects_bad_lines(emulator, tmp_path, capsys, text, says):
-    """A line that is not a valid event causes a one-line error that names the line or field, and
-    nothing is published.
+    """A line that is not a valid event causes a one-line error, and nothing is published.
+
+    The error names the line or the field.
     """
     file = tmp_path / "events.jsonl"
     file.write_text(text)
@@ -332,7 +327,7 @@ def test_publish_rejects_bad_lines(emulator, tmp_path, capsys, text, says):
 
 
 def test_invalid_utf8_and_a_full_disk_are_one_line_errors(emulator, tmp_path, capsys):
-    """Neither an invalid input file nor a disk that is full ends a command with a traceback."""
+    """Neither an invalid input file nor a full disk ends a command with a traceback."""
     file = tmp_path / "events.jsonl"
     file.write_bytes(b'{"City__c": "\xff"}')
     assert run(["publish", TOPIC, "--file", str(file)]) == 1
@@ -352,7 +347,7 @@ def test_invalid_utf8_and_a_full_disk_are_one_line_errors(emulator, tmp_path, ca
     assert "Traceback" not in done.stderr
 
 
-def test_topic_and_schema(emulator, capsys):
+def test_topic_and_schema_print_json(emulator, capsys):
     """Both commands print one line of JSON, and a schema can be looked up by its topic or by its
     id.
     """
@@ -426,7 +421,7 @@ def assert_one_line_error(capsys, *says: str) -> None:
 def test_bad_input_is_a_one_line_error_with_an_exit_code(
     emulator, monkeypatch, capsys, arguments, changed, code, says
 ):
-    """Each mistake causes one line that names its cause, and the documented exit code.
+    """Each mistake is reported in one line that names its cause, with the documented exit code.
 
     No position is committed.
     """
@@ -441,8 +436,9 @@ def test_bad_input_is_a_one_line_error_with_an_exit_code(
     [("", "SFPUBSUB_ACCESS_TOKEN and"), ('auth = "client-credentials"\n', "SFPUBSUB_CLIENT_ID")],
 )
 def test_a_missing_profile_option_lists_the_profiles(monkeypatch, tmp_path, capsys, top, missing):
-    """If a setting is missing and no profile was chosen, the error lists the file's profiles,
-    without their content.
+    """If a setting is missing and no profile was chosen, the error lists the available profiles.
+
+    It does not reveal their contents.
     """
     for variable in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
         monkeypatch.delenv(variable)
@@ -460,7 +456,7 @@ def test_a_missing_profile_option_lists_the_profiles(monkeypatch, tmp_path, caps
 
 
 def test_an_unreachable_service_is_an_error_after_a_timeout(emulator, monkeypatch, capsys):
-    """A command doesn't wait forever for a service that it could never reach."""
+    """A command does not wait forever for a service that it has never reached."""
     point_at(emulator, monkeypatch)
     emulator.stop()
     monkeypatch.setattr("sfpubsub.cli.service.CONNECT_TIMEOUT", 0.2)
@@ -485,9 +481,7 @@ def test_an_undecodable_event_ends_subscribe(emulator, capsys):
 
 
 def test_dropped_streams_do_not_affect_the_output(run_emulator, monkeypatch, capsys):
-    """If the service drops the stream three times, each event is still printed once and in
-    order.
-    """
+    """If the service drops the stream three times, each event is still printed once, in order."""
     plan = FaultPlan([Fault("drop_stream", after_responses=2, times=3)])
     started = run_emulator(faults=plan, settings=Settings(events_per_response=5))
     point_at(started, monkeypatch)
@@ -531,9 +525,10 @@ def test_version_prints_the_version_of_the_package(capsys):
     assert sfpubsub.__version__ in capsys.readouterr().out
 
 
-def test_an_unreachable_login_host_is_an_error_at_once(emulator, monkeypatch, capsys):
-    """A login host that refuses the first connection is a wrong setting, not an outage to wait
-    for, which would make a script hang.
+def test_an_unreachable_login_host_fails_at_once(emulator, monkeypatch, capsys):
+    """A login host that refuses the first connection is reported as an error at once.
+
+    It is a wrong setting rather than an outage, and waiting would make a script hang.
     """
     point_at(
         emulator,

@@ -25,7 +25,7 @@ def get(url: str) -> str:
 
 
 def test_subscribe_serves_metrics_health_and_a_page(run_emulator):
-    """The pages are served only while the command runs, and contain no event value and no token."""
+    """The pages are served only while the command runs, and contain no event values or tokens."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(2))
     emulator.publish(TOPIC, [{"Order_Number__c": SECRET}])

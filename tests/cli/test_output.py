@@ -53,23 +53,23 @@ def read_line(process) -> dict:
     return json.loads(line)
 
 
-def ended(process) -> tuple[int, str]:
-    """Wait for the end of *process*; return its exit code and its stderr."""
+def wait_for_exit(process) -> tuple[int, str]:
+    """Wait until *process* exits; return its exit code and its stderr."""
     code = process.wait(PATIENCE)
     return code, process.stderr.read()
 
 
 def remaining_event_ids(emulator, capsys) -> list[str]:
-    """Return the ids of the events that a second run gets."""
+    """Return the ids of the events that a second run receives."""
     assert run(["subscribe", "--managed", NAME, "--idle-timeout", "0.3"]) == 0
     return [json.loads(line)["event_id"] for line in capsys.readouterr().out.splitlines()]
 
 
 @linux
 def test_closed_pipe_acks_only_the_lines_that_were_read(emulator, capsys):
-    """Of ten printed lines one was read, so nine events are redelivered.
+    """Of ten printed lines, only one was read, so the other nine events are redelivered.
 
-    The command ends without waiting for another event.
+    The command exits without waiting for another event.
     """
     published = [result.event_id for result in emulator.publish(TOPIC, orders(10))]
     with subscribing(emulator) as process:
@@ -77,7 +77,7 @@ def test_closed_pipe_acks_only_the_lines_that_were_read(emulator, capsys):
         until(lambda: committed(emulator) is not None, "the commit of the first line")
         process.stdout.close()
         closed = time.monotonic()
-        code, err = ended(process)
+        code, err = wait_for_exit(process)
         assert time.monotonic() - closed < 30  # the next keepalive would come after 120 s
     assert code == 0
     assert err.splitlines() == ["1 event, 9 more printed but not read"]
@@ -92,7 +92,7 @@ def test_closed_pipe_ends_an_idle_subscription(emulator):
         last = committed
         until(lambda: last(emulator) is not None, "the commit")
         process.stdout.close()
-        assert ended(process) == (0, "1 event\n")
+        assert wait_for_exit(process) == (0, "1 event\n")
 
 
 def test_head_ends_a_pipeline_cleanly(emulator, capsys):
@@ -131,13 +131,13 @@ def test_exit_waits_until_the_last_lines_are_read(emulator, capsys):
         until(lambda: committed(emulator) is not None, "a commit")
         assert process.poll() is None
         assert [read_line(process)["event_id"] for _ in range(3)] == published[2:5]
-        assert ended(process) == (0, "5 events\n")
+        assert wait_for_exit(process) == (0, "5 events\n")
     assert remaining_event_ids(emulator, capsys) == published[5:]
 
 
 @linux
 def test_signal_does_not_wait_for_a_stalled_reader(emulator, capsys):
-    """The command ends on SIGTERM although its reader has stopped.
+    """The command exits on SIGTERM even if its reader has stalled.
 
     The unread events are redelivered.
     """
@@ -146,27 +146,28 @@ def test_signal_does_not_wait_for_a_stalled_reader(emulator, capsys):
         assert read_line(process)["event_id"] == published[0]
         until(lambda: committed(emulator) is not None, "a commit")
         process.send_signal(signal.SIGTERM)
-        assert ended(process) == (0, "1 event, 9 more printed but not read\n")
+        assert wait_for_exit(process) == (0, "1 event, 9 more printed but not read\n")
     assert remaining_event_ids(emulator, capsys) == published[1:]
 
 
 @linux
 def test_full_pipe_acks_only_the_lines_that_were_read(emulator, capsys):
-    """The reader leaves while a write waits for room in the pipe: the lines it read stay acked, and
-    the rest is redelivered.
+    """If the reader leaves while a write waits for room in the pipe, the lines it read are acked.
+
+    The other events are redelivered.
     """
     results = emulator.publish(TOPIC, [{"Order_Number__c": "x" * 9000} for _ in range(20)])
     published = [result.event_id for result in results]
     with subscribing(emulator) as process:
         assert [read_line(process)["event_id"] for _ in range(3)] == published[:3]
         process.stdout.close()
-        code, err = ended(process)
+        code, err = wait_for_exit(process)
     assert (code, "Traceback" in err) == (0, False)
     assert err.startswith("3 events, ")
     assert remaining_event_ids(emulator, capsys) == published[3:]
 
 
-def test_stdout_closed_from_the_start_is_an_error(emulator, monkeypatch, capsys):
+def test_closed_stdout_is_rejected_at_startup(emulator, monkeypatch, capsys):
     """`sfpubsub subscribe >&-` is refused: a connection could get the unused descriptor 1."""
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", None)
@@ -176,9 +177,9 @@ def test_stdout_closed_from_the_start_is_an_error(emulator, monkeypatch, capsys)
 
 
 def test_output_that_is_not_a_pipe_counts_as_read(tmp_path):
-    """Bytes written to a file or to an object in memory count as read at once.
+    """Bytes written to a file or to an in-memory object count as read at once.
 
-    A write may end within a character.
+    A write may end in the middle of a character.
     """
     memory = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with open(tmp_path / "lines", "w", encoding="utf-8") as file:
@@ -193,10 +194,10 @@ def test_output_that_is_not_a_pipe_counts_as_read(tmp_path):
 
 
 @linux
-def test_bytes_of_another_writer_delay_acks():
-    """With `2>&1` the unread bytes may be another writer's.
+def test_acks_wait_for_bytes_of_other_writers():
+    """With `2>&1`, unread bytes in the pipe may have been written by others.
 
-    Ours count as unread until all of them are read.
+    Our bytes count as read only once the whole pipe has been read.
     """
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", buffering=0) as reader, os.fdopen(writing, "w") as writer:

@@ -43,9 +43,10 @@ def published(emulator, connect, count: int) -> list[dict]:
 
 @pytest.mark.parametrize("face", ["sync", "asyncio"])
 def test_created_fields_are_filled_only_on_request(face, run_emulator, connect):
-    """Without `created_by` a missing CreatedDate is an error.
+    """Without `created_by`, a missing CreatedDate raises an error.
 
-    With it, missing fields are filled, given values stay, and the caller's objects are not changed.
+    With it, missing fields are filled in, given values are kept, and the caller's objects are not
+    modified.
     """
     emulator = run_emulator()
     events = [{"City__c": "Bern"}, {"CreatedDate": 5}, {"CreatedById": "005x"}]
@@ -64,7 +65,7 @@ def test_created_fields_are_filled_only_on_request(face, run_emulator, connect):
 
 
 def test_command_fills_created_fields_only_on_request(run_emulator, connect, monkeypatch, tmp_path):
-    """Without `--created-by` the command publishes nothing and exits with code 1."""
+    """Without `--created-by`, the command publishes nothing and exits with code 1."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     file = tmp_path / "events.jsonl"
@@ -78,18 +79,19 @@ def test_command_fills_created_fields_only_on_request(run_emulator, connect, mon
 
 @pytest.mark.parametrize("face", ["sync", "asyncio"])
 @pytest.mark.parametrize("topic", ["/data/AccountChangeEvent", "/data/ChangeEvents"])
-def test_topic_that_takes_no_events_is_reported_before_bad_fields(
-    face, topic, run_emulator, connect
-):
-    """A caller who cannot publish is not asked to correct the event's fields first."""
+def test_denied_topic_is_reported_before_bad_fields(face, topic, run_emulator, connect):
+    """A topic that the user cannot publish to is reported before any invalid fields."""
     with pytest.raises(
         PermissionDeniedError, match=f"you cannot publish to {topic} .*only the org"
     ):
         publish(face, run_emulator(), connect, [{"Nope": 1}], topic)
 
 
-def test_command_reports_that_a_topic_takes_no_events(run_emulator, monkeypatch, tmp_path, capsys):
-    """Publishing a change event gives the reason and exit code 3, and no word about fields."""
+def test_command_reports_a_topic_that_denies_events(run_emulator, monkeypatch, tmp_path, capsys):
+    """Publishing a change event fails with the reason and exit code 3.
+
+    The error does not mention the event's fields.
+    """
     point_at(run_emulator(), monkeypatch)
     file = tmp_path / "events.jsonl"
     file.write_text('{"ChangeEventHeader": {}}')

@@ -1,4 +1,4 @@
-"""Programs that run a handler in a process of their own and are stopped or killed."""
+"""Programs that run a handler in a separate process and are stopped or killed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ PROGRAMS = [pytest.param(SYNC, id="sync"), pytest.param(ASYNC, id="asyncio")]
 
 
 class Program:
-    """A program in a process of its own, with the log that its handler writes."""
+    """A program in a separate process, with the log that its handler writes."""
 
     def __init__(self, code: str, emulator, log: Path, pause: float) -> None:
         self._log = log
@@ -95,8 +95,8 @@ class Program:
             limit.cancel()
         pytest.fail(f"it ended without {text!r}: {self.errors}")
 
-    def end(self) -> str:
-        """Wait for the program's end, and return what it printed."""
+    def wait_for_exit(self) -> str:
+        """Wait until the program exits, and return its stdout."""
         output, errors = wait_for_exit(self.process)
         self.errors += errors
         return output
@@ -115,14 +115,14 @@ def test_killed_process_loses_no_event(run_emulator, tmp_path, code):
         program = Program(code, emulator, log, 0.01)
         until(lambda: len(set(program.logged("done"))) >= goal, f"{goal} events")  # noqa: B023
         program.process.kill()
-        program.end()
+        program.wait_for_exit()
         position = committed(emulator)
         passed = results.index(position) + 1 if position else 0
         assert set(program.logged("done")) >= set(range(passed)), "committed but not handled"
     last = Program(code, emulator, log, 0.01)
     until(lambda: len(set(last.logged("done"))) == 120, "all events")
     last.process.send_signal(signal.SIGTERM)
-    last.end()
+    last.wait_for_exit()
     assert set(last.logged("done")) == set(range(120))
     assert committed(emulator) == results[-1]
 
@@ -138,7 +138,7 @@ def test_interrupted_program_finishes_and_commits_what_it_began(
     program = Program(code, emulator, tmp_path / "log", 0.3)
     until(lambda: len(program.logged("begun")) >= 8, "handlers")
     program.process.send_signal(number)
-    printed = program.end()
+    printed = program.wait_for_exit()
     begun, done = program.logged("begun"), program.logged("done")
     assert sorted(begun) == sorted(done) == list(range(len(done)))
     assert len(done) < 60
@@ -151,8 +151,8 @@ def test_interrupted_program_finishes_and_commits_what_it_began(
 
 
 @pytest.mark.parametrize("code", PROGRAMS)
-def test_second_ctrl_c_ends_the_program_at_once(run_emulator, tmp_path, code):
-    """Handlers that hang do not keep the program running, and their events are not committed."""
+def test_second_ctrl_c_exits_at_once(run_emulator, tmp_path, code):
+    """A second Ctrl-C exits at once, even if handlers hang; their events are not committed."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(10))
     program = Program(code, emulator, tmp_path / "log", 3600)
@@ -160,7 +160,7 @@ def test_second_ctrl_c_ends_the_program_at_once(run_emulator, tmp_path, code):
     program.process.send_signal(signal.SIGINT)
     program.wait_for_error("waiting for running handlers")
     program.process.send_signal(signal.SIGINT)
-    program.end()
+    program.wait_for_exit()
     assert program.process.returncode == -signal.SIGINT
     assert program.logged("done") == []
     assert committed(emulator) is None

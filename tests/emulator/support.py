@@ -83,7 +83,7 @@ class Stream:
         self._requests.put(None)
 
     def end(self) -> tuple[str, str, dict[str, str]]:
-        """Wait until the stream has ended; return its status name, details and trailers."""
+        """Wait until the stream ends; return its status name, details and trailers."""
         deadline = time.monotonic() + WAIT_S
         while self._responses.get(timeout=max(0.0, deadline - time.monotonic())) is not None:
             pass

@@ -54,9 +54,9 @@ def test_get_schema_fails_as_often_as_planned(emulator, client):
 
 
 def test_delay_call_delays_only_its_own_call(start):
-    """The fault `delay_call` delays one call until the emulator's clock has reached its time.
+    """The fault `delay_call` delays one call until the emulator's clock reaches the set time.
 
-    Other calls are answered meanwhile.
+    Other calls are answered in the meantime.
     """
     emulator, client = start(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="GetSchema", seconds=30))
@@ -121,7 +121,7 @@ def test_responses_are_merged(start):
 def test_merging_ends_after_within_s_or_without_credit(start):
     """If too few events arrive, they are sent after `within_s` seconds.
 
-    They are sent earlier if the client has requested no more than these.
+    They are sent earlier if the client has no credit left.
     """
     emulator, client = start(clock=ManualClock())
     emulator.faults.add(Fault("merge_responses", events=3, within_s=60, times=2))
@@ -193,8 +193,8 @@ def test_a_late_latest_stream_misses_the_first_events(start, rpc):
     emulator.faults.assert_consumed()
 
 
-def test_late_activation_spares_other_presets(emulator, client):
-    """The fault `activate_late` does not affect EARLIEST or CUSTOM streams, and stays unused."""
+def test_late_activation_does_not_affect_other_presets(emulator, client):
+    """The fault `activate_late` does not affect EARLIEST or CUSTOM streams, and is not consumed."""
     published = emulator.publish(ORDERS, orders(3))
     emulator.faults.add(Fault("activate_late", seconds=3600))
     assert len(client.subscribe().events(3)) == 3
@@ -225,10 +225,10 @@ def test_a_keepalive_repeats_the_last_position(start):
     assert emulator.bus.position(stream.next().latest_replay_id) == emulator.bus.tip()
 
 
-def test_a_keepalive_position_ahead_skips_no_event(start):
-    """A keepalive's position may be ahead of the log.
+def test_a_keepalive_position_ahead_of_the_log_loses_no_event(start):
+    """A keepalive's position may be ahead of the newest event.
 
-    It can be committed and resumed from without missing an event.
+    Committing it or resuming from it misses no event.
     """
     emulator, client = start(clock=ManualClock(), settings=Settings(commit_answer_delay_s=0))
     emulator.publish(ORDERS, orders(1))
@@ -250,10 +250,10 @@ def test_a_keepalive_position_ahead_skips_no_event(start):
 # The clock.
 
 
-def test_a_jump_of_the_clock_applies_to_all_deadlines(start):
-    """A jump of 73 hours has all effects of that time.
+def test_a_clock_jump_applies_to_all_deadlines(start):
+    """A clock jump of 73 hours triggers everything that was due in that time.
 
-    Events expire, keepalives are sent, and streams end.
+    Events expire, a keepalive is sent, and streams time out.
     """
     emulator, client = start(clock=ManualClock(), settings=Settings(commit_answer_delay_s=0))
     (old,) = emulator.publish(ORDERS, orders(1))
@@ -280,10 +280,10 @@ def test_a_jump_of_the_clock_applies_to_all_deadlines(start):
 
 @pytest.mark.parametrize("tip", ["none", "sent", "org"])
 @pytest.mark.parametrize("pending", [True, False])
-def test_the_next_commit_responses_have_the_planned_shape(emulator, client, tip, pending):
-    """The next two commit responses have the planned position and pending count.
+def test_the_next_commit_responses_follow_the_fault(emulator, client, tip, pending):
+    """The next two commit responses have the position and pending count set by the fault.
 
-    Later ones follow the settings.
+    Later responses follow the settings.
     """
     published = emulator.publish(ORDERS, orders(4))
     emulator.faults.add(Fault("shape_commit_answer", times=2, tip=tip, pending=pending))
@@ -303,9 +303,9 @@ def test_the_next_commit_responses_have_the_planned_shape(emulator, client, tip,
 
 
 def test_a_commit_response_can_arrive_with_events(emulator, client):
-    """The fault `answer_with_events` sends a commit response in one message with events.
+    """The fault `answer_with_events` sends a commit response together with events.
 
-    The pending count is that of the events.
+    The message's pending count and replay id are those of the events.
     """
     (first,) = emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("answer_with_events", within_s=3600))
@@ -346,7 +346,7 @@ def test_a_commit_response_with_events_resets_the_idle_timeout(start):
 
 
 def test_a_held_commit_response_is_sent_without_events(start):
-    """Without events, the commit response is sent after `within_s` seconds or a half-close."""
+    """If no events arrive, the commit response is sent after `within_s` seconds or a half-close."""
     emulator, client = start(clock=ManualClock())
     (first,) = emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("answer_with_events", within_s=60, times=2))
@@ -361,8 +361,8 @@ def test_a_held_commit_response_is_sent_without_events(start):
     assert stream.answer().commit_request_id == "d"
 
 
-def test_an_error_within_held_answers_does_not_delay_the_rest(start):
-    """Commit responses that were held are sent together, even if an error is among them."""
+def test_held_commit_responses_are_sent_despite_an_error(start):
+    """The fault `coalesce_commits` sends the held responses together, even if one is an error."""
     emulator, client = start(clock=ManualClock())
     published = emulator.publish(ORDERS, orders(2))
     emulator.faults.add(Fault("coalesce_commits", count=3, within_s=3600))

@@ -41,7 +41,7 @@ def resume(client, replay_id):
 
 
 def commit_once(client, replay_id, events):
-    """Commit *replay_id* on its own stream, after *events* events, and end the stream."""
+    """Commit *replay_id* on a new stream after receiving *events* events, and end the stream."""
     stream = client.managed()
     stream.events(events)
     stream.send(commit(replay_id))
@@ -84,9 +84,9 @@ def test_an_expired_token_ends_open_streams(emulator, client):
 
 
 def test_a_revoked_token_leaves_streams_open(emulator, client):
-    """A revoked token leaves streams open, and they can still commit.
+    """After a token is revoked, open streams still deliver events and can still commit.
 
-    The next call is rejected until there is a new token.
+    The next call is rejected until a new token is created.
     """
     stream, plain = client.managed(), client.subscribe()
     until(lambda: emulator.bus.bells.count(ORDERS) == 2)
@@ -122,9 +122,9 @@ def test_a_revoked_token_stays_invalid(emulator, client):
 
 
 def test_tokens_survive_a_restart(tmp_path):
-    """After a restart, valid tokens are still valid and revoked ones invalid.
+    """After a restart, valid tokens are still valid and revoked tokens are still invalid.
 
-    There is always a valid token.
+    A revoked token is replaced with a new one.
     """
     with EmulatorServer(tmp_path) as emulator:
         first = emulator.access_token
@@ -275,7 +275,7 @@ def test_reset_stream_removes_events_and_drops_streams(emulator, client):
 
 @pytest.mark.parametrize("length", [8, 10, 12, 24])
 def test_move_org_keeps_events_under_new_replay_ids(start, length):
-    """After `move_org`, the same events have new replay ids but the same event ids and order.
+    """After `move_org`, the same events have new replay ids, but the same event ids and order.
 
     Old replay ids are rejected, and open streams are dropped.
     """
@@ -298,8 +298,8 @@ def test_move_org_keeps_events_under_new_replay_ids(start, length):
     assert ids(resume(client, after[3].replay_id).events(1)) == [new.replay_id]
 
 
-def test_no_moved_event_on_an_old_stream(emulator, client, monkeypatch):
-    """If the org moves just before a stream reads, the stream ends without delivering anything."""
+def test_a_move_just_before_a_read_ends_the_stream(emulator, client, monkeypatch):
+    """If the org moves just before a stream reads, the stream ends without delivering an event."""
     emulator.publish(ORDERS, orders(3))
     bus, read = emulator.bus, emulator.bus.read
     until_moved = iter([True])
@@ -317,7 +317,7 @@ def test_no_moved_event_on_an_old_stream(emulator, client, monkeypatch):
 
 
 def test_move_org_keeps_the_age_of_events(start):
-    """Events expire after a move at the time at which they would have without it."""
+    """Moving the org does not change when events expire."""
     emulator, client = start(clock=ManualClock())
     emulator.publish(ORDERS, orders(1))
     emulator.clock.jump(48 * 3600)
@@ -331,9 +331,9 @@ def test_move_org_keeps_the_age_of_events(start):
 
 
 def test_a_hundred_moves_keep_all_events(tmp_path):
-    """After a hundred moves and a restart all events are still there.
+    """After a hundred moves and a restart, all events are still there.
 
-    No position was used twice, and positions do not grow without bound.
+    No position is used twice, and positions do not grow without bound.
     """
     seen = set()
     with EmulatorServer(tmp_path) as emulator:
@@ -383,8 +383,8 @@ def test_stop_reaches_the_stream_after_a_delay(start):
     assert ids(client.managed().events(4)) == [*ids(published), new.replay_id]
 
 
-def test_stop_and_run_at_once_still_end_the_stream(start):
-    """A stream from before a STOP ends even if RUN follows at once.
+def test_a_stopped_stream_ends_despite_an_immediate_restart(start):
+    """A stream opened before a STOP ends even if the subscription is restarted at once.
 
     Its commits are rejected, because STOP deleted the position.
     """
@@ -405,7 +405,7 @@ def test_stop_and_run_at_once_still_end_the_stream(start):
 def test_delete_managed_ends_the_stream(emulator, client):
     """The fault `delete_managed` ends the stream.
 
-    Then the name and the id are unknown until a subscription with the name is created.
+    The name and the id are then unknown, until a subscription of that name is created.
     """
     emulator.publish(ORDERS, orders(1))
     own = _managed_id(emulator)
@@ -422,8 +422,8 @@ def test_delete_managed_ends_the_stream(emulator, client):
     assert len(client.managed().events(1)) == 1
 
 
-def test_a_fault_of_an_unknown_subscription_is_rejected(emulator):
-    """A fault of an unknown managed subscription is rejected when it is added."""
+def test_a_fault_for_an_unknown_subscription_is_rejected(emulator):
+    """A fault for an unknown managed subscription is rejected when it is added."""
     for kind in ("stop_managed", "delete_managed"):
         with pytest.raises(ValueError, match="Nobody"):
             emulator.faults.add(Fault(kind, target="Nobody"))

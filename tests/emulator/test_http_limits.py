@@ -1,6 +1,6 @@
 """The HTTP port with malformed, oversized and slow requests, and with too many connections.
 
-A request gets a well-formed error of the called API, and never a traceback.
+Every such request is answered with a well-formed error of the called API, never a traceback.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PATHS = {
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """One emulator for all tests whose requests change nothing in it."""
+    """An emulator shared by the tests that do not modify it."""
     with EmulatorServer(tmp_path_factory.mktemp("emulator")) as emulator:
         yield emulator
 
@@ -90,9 +90,11 @@ def check_shape(path, status, kind, text):
         assert set(json.loads(text)) == {"error"}
 
 
-def test_fuzz(shared, caplog):
-    """1,500 requests with randomly malformed bodies, over all paths and methods, get well-formed
-    responses, and the emulator logs no error."""
+def test_random_requests_receive_well_formed_responses(shared, caplog):
+    """1,500 requests with randomly malformed bodies receive well-formed responses.
+
+    They cover all paths and methods, and the emulator logs no error.
+    """
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -141,9 +143,8 @@ def test_fuzz(shared, caplog):
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/nothing", "/services/oauth2/no", "/services/data/x"])
-def test_long_and_unusual_paths(shared, path):
-    """A path that is extremely long or contains unusual characters also gets a well-formed
-    response."""
+def test_long_and_unusual_paths_are_handled(shared, path):
+    """A path that is extremely long or contains unusual characters gets a well-formed response."""
     for more in ("/" + "x" * 60_000, "%00", "/../..", "//", "%ff%fe", "?" + "a=b&" * 1000):
         reply = ask(shared, "GET", path + more)
         check_shape(path, reply.status, reply.headers["Content-Type"], reply.text)
@@ -175,9 +176,11 @@ def test_long_and_unusual_paths(shared, path):
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 5000, 400),
     ],
 )
-def test_malformed_requests(shared, request_bytes, status):
-    """A malformed or oversized request gets a JSON error with the matching status, and then the
-    connection is closed."""
+def test_malformed_requests_are_rejected(shared, request_bytes, status):
+    """A malformed or oversized request is answered with a JSON error with the matching status.
+
+    The connection is then closed.
+    """
     answer = exchange(shared, request_bytes, end=True)
     head, _, text = answer.partition(b"\r\n\r\n")
     assert head.split()[1] == str(status).encode()
@@ -185,7 +188,7 @@ def test_malformed_requests(shared, request_bytes, status):
     assert set(json.loads(text)) == {"error"}
 
 
-def test_chunked_body(shared):
+def test_chunked_body_is_reassembled(shared):
     """A chunked body, with chunk extensions and trailers, is reassembled before it is parsed."""
     body = b"grant_type=nonsense"
     chunks = b"".join(b"%x;a=b\r\n%s\r\n" % (len(part), part) for part in (body[:5], body[5:]))
@@ -197,7 +200,7 @@ def test_chunked_body(shared):
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"] == "unsupported_grant_type"
 
 
-def test_deeply_nested_json(shared):
+def test_deeply_nested_json_is_rejected(shared):
     """JSON that is nested too deeply to be parsed is reported as a client error with status 400."""
     headers = {"Authorization": f"Bearer {shared.access_token}", "Content-Type": JSON}
     deep = b"[" * 100_000
@@ -208,17 +211,21 @@ def test_deeply_nested_json(shared):
 @pytest.mark.parametrize(
     ("path", "key"), [("/admin/users", "username"), ("/admin/apps", "client_id")]
 )
-def test_unpaired_surrogate(shared, path, key):
-    """A JSON string with an unpaired surrogate, which cannot be stored as UTF-8, is refused with
-    status 400."""
+def test_unpaired_surrogate_is_rejected(shared, path, key):
+    """A JSON string with an unpaired surrogate is rejected with status 400.
+
+    Such a string cannot be stored as UTF-8.
+    """
     headers = {"Authorization": f"Bearer {shared.access_token}", "Content-Type": JSON}
     reply = ask(shared, "POST", path, json.dumps({key: "\ud800"}).encode(), headers)
     assert (reply.status, set(reply.json)) == (400, {"error"})
 
 
 def test_internal_error_is_reported_and_logged(shared, monkeypatch, caplog):
-    """If the emulator itself fails, the client gets a well-formed `server_error` without the cause,
-    and the log contains the cause."""
+    """If the emulator itself fails, the client receives a `server_error` without the cause.
+
+    The cause is logged.
+    """
 
     def fail(*_args):
         raise RuntimeError("planted")
@@ -233,8 +240,10 @@ def test_internal_error_is_reported_and_logged(shared, monkeypatch, caplog):
 
 
 def test_a_slow_client_is_cut_off(emulator, monkeypatch):
-    """A connection that sends its request byte by byte is closed after the time limit for requests;
-    other clients are still served."""
+    """A request that arrives byte by byte is cut off after the time limit for requests.
+
+    Other clients are still served.
+    """
     monkeypatch.setattr(listener, "_REQUEST_S", 0.2)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
     with socket.create_connection(address, timeout=WAIT_S) as slow:
@@ -253,8 +262,10 @@ def test_a_slow_client_is_cut_off(emulator, monkeypatch):
 
 
 def test_connections_are_bounded(emulator, monkeypatch):
-    """A connection beyond the limit is closed at once; after another one ends, a new connection is
-    accepted."""
+    """A connection beyond the limit is closed at once.
+
+    Once another connection has closed, a new one is accepted.
+    """
     monkeypatch.setattr(listener, "_CONNECTIONS", 2)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
     held = [socket.create_connection(address, timeout=WAIT_S) for _ in range(2)]
@@ -265,7 +276,7 @@ def test_connections_are_bounded(emulator, monkeypatch):
     held.pop().close()
 
 
-def test_plain_client_on_the_tls_port(start):
+def test_plain_client_on_the_tls_port_does_not_block_others(start):
     """Neither plain HTTP on the TLS port nor a connection that never starts a handshake blocks
     other clients."""
     emulator, _ = start(tls=True)
@@ -280,8 +291,11 @@ def test_plain_client_on_the_tls_port(start):
         assert ask(emulator, "GET", "/health").status == 200
 
 
-def test_oversized_body_over_tls(start):
-    """Over TLS, too, the client receives status 413 for a body that is too large and never read."""
+def test_oversized_body_is_rejected_over_tls(start):
+    """Over TLS, a client that sends too large a body still receives the 413 response.
+
+    The body itself is never read.
+    """
     emulator, _ = start(tls=True)
     trust = ssl.create_default_context(cafile=emulator.ca_file)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))

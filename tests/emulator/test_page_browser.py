@@ -73,8 +73,10 @@ def visit(browser, org):
 
 
 def test_publish_with_the_keyboard_alone(visit):
-    """An event can be published with the keyboard alone, is then the first in the list, and can be
-    expanded there; reloading the page does not publish it again."""
+    """An event can be published and expanded in the list with the keyboard alone.
+
+    Reloading the page does not publish it again.
+    """
     page = visit(TOPIC)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"
@@ -96,9 +98,11 @@ def test_publish_with_the_keyboard_alone(visit):
     assert page.locator("#events summary", has_text="by-key").count() == 1
 
 
-def test_live_updates_of_events_and_counts(visit, org):
-    """An event of another client appears on an open page without a reload, its values are escaped,
-    the counter is updated, and the focus stays where it is."""
+def test_events_and_counts_are_updated_live(visit, org):
+    """An event published by another client appears on an open page without a reload.
+
+    Its values are escaped, the counter is updated, and the focus does not move.
+    """
     page = visit(TOPIC)
     published = page.locator("[id$=-published]")
     before = int(published.text_content())
@@ -112,7 +116,7 @@ def test_live_updates_of_events_and_counts(visit, org):
     assert page.locator("#live-state").text_content() == "Live updates are on."
 
 
-def test_record_and_its_change_events(visit):
+def test_record_forms_publish_change_events(visit):
     """A record can be created, edited and deleted through its forms, and each change event appears
     on the page."""
     page = visit("/ui/records?object=Account")
@@ -133,7 +137,7 @@ def test_record_and_its_change_events(visit):
     other.locator("#events summary", has_text="DELETE Account").wait_for()
 
 
-def test_fault_and_clock_forms(visit, org):
+def test_faults_and_the_clock_can_be_set_with_forms(visit, org):
     """A fault can be switched on and off with its form, and a jump of the clock appears on a page
     that is already open."""
     page = visit("/ui/faults")

@@ -20,7 +20,7 @@ SCHEMAS = "/services/data/v62.0/event/eventSchema"
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: Any) -> Any:
-    """One emulator, whose order topic all tests of this module share."""
+    """An emulator whose order topic is shared by all tests of this module."""
     settings = Settings(cors_origins="loopback https://app.example.com")
     with EmulatorServer(tmp_path_factory.mktemp("emulator"), settings=settings) as emulator:
         yield emulator
@@ -32,8 +32,10 @@ def decoded(emulator: Any, event: Any) -> dict[str, Any]:
 
 
 def test_post_publishes_an_event(emulator):
-    """A POST of a platform event publishes it: the response is as documented and contains the
-    event's ID, field names ignore case, and values are converted to the schema's types."""
+    """A POST of a platform event publishes it and returns the documented response.
+
+    Field names ignore case, and values are converted to the schema's types.
+    """
     client = Client(emulator.grpc_target, emulator.metadata)
     try:
         body = {
@@ -77,14 +79,16 @@ def test_post_publishes_an_event(emulator):
     ],
 )
 def test_invalid_event_is_refused(emulator, body, code):
-    """An event with an unknown or read-only field, or with a value of the wrong type, returns a
-    REST error, and nothing is published."""
+    """An event with an unknown or read-only field, or with a value of the wrong type, is rejected.
+
+    The response is a REST error, and nothing is published.
+    """
     before = emulator.bus.topic(ORDERS), emulator.bus.tip()
     assert rest(emulator, "POST", EVENTS, body).code == (400, code)
     assert (emulator.bus.topic(ORDERS), emulator.bus.tip()) == before
 
 
-def test_unknown_events_and_schemas(emulator):
+def test_unknown_events_and_schemas_are_rejected(emulator):
     """An unknown event or schema returns 404, a wrong method 405, and an invalid token 401."""
     unknown = EVENTS.replace("Order", "Other")
     assert rest(emulator, "POST", unknown, {}).code == (404, "NOT_FOUND")
@@ -118,7 +122,7 @@ def test_event_schemas(emulator):
 
 
 def preflight(emulator, path, origin, method="POST"):
-    """Send the OPTIONS request that a browser sends before a request of another origin."""
+    """Send the OPTIONS request that a browser sends before a cross-origin request."""
     headers = {
         "Origin": origin,
         "Access-Control-Request-Method": method,
@@ -141,7 +145,7 @@ def test_options_lists_the_methods(emulator):
 @pytest.mark.parametrize(
     "origin", ["http://localhost:3000", "http://[::1]:8080", "https://app.example.com"]
 )
-def test_allowed_origins(emulator, origin):
+def test_allowed_origins_can_read_responses(emulator, origin):
     """A page of an allowed origin passes the preflight, and may read every response, including
     errors."""
     reply = preflight(emulator, EVENTS, origin)
@@ -158,9 +162,11 @@ def test_allowed_origins(emulator, origin):
     "origin",
     ["https://evil.example.com", "null", "http://localhost.evil.example.com", "http://[::1", ""],
 )
-def test_other_origins(emulator, origin):
-    """A page of another origin may not read any response, and no page may read the admin and health
-    endpoints."""
+def test_disallowed_origins_cannot_read_responses(emulator, origin):
+    """A disallowed origin cannot read any response.
+
+    No origin can read the admin and health endpoints.
+    """
     reply = preflight(emulator, EVENTS, origin)
     assert "Access-Control-Allow-Origin" not in reply.headers
     for path in ("/services/data", "/services/data/v62.0/nothing", "/services/oauth2/token"):

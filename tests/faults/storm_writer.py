@@ -131,7 +131,7 @@ class Writer(threading.Thread):
         self._changed = threading.Condition()  # guards `_goal` and `_ending`
 
     def fill(self, records: int) -> None:
-        """Create the initial records, equally many of each object, before the storm."""
+        """Create the initial records before the storm, divided equally among the objects."""
         user = self._emulator.accounts.holder("")
         for name in OBJECTS:
             left = records // len(OBJECTS)
@@ -142,7 +142,7 @@ class Writer(threading.Thread):
                 left -= _MOST
 
     def raise_goal(self, goal: int) -> None:
-        """Make changes until there are *goal* in total."""
+        """Raise the total number of changes to make to *goal*."""
         with self._changed:
             self._goal = max(goal, self._goal)
             self._changed.notify_all()

@@ -78,7 +78,7 @@ def test_alive_states_are_those_that_accept_responses() -> None:
 
 
 class Recorded(SubscriptionProtocol):
-    """Records the pairs of state and signal that occurred."""
+    """Records each pair of state and signal that occurs."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.pairs: list[tuple[State, Signal]] = []
@@ -97,7 +97,7 @@ class RecordedScript(Script):
 
 
 def opening() -> Script:
-    """Return a plain subscription whose stream is opening."""
+    """Return a plain subscription whose stream is being opened."""
     script = RecordedScript(StartPosition.earliest(), limits=Limits(max_bytes=10))
     script.start()
     return script
@@ -111,14 +111,14 @@ def streaming() -> Script:
 
 
 def waiting() -> Script:
-    """Return a plain subscription that waits to reopen its stream."""
+    """Return a plain subscription that is waiting to reopen its stream."""
     script = streaming()
     script.end(failure())
     return script
 
 
 def renewing() -> Script:
-    """Return a plain subscription that waits for a new session."""
+    """Return a plain subscription that is waiting for a new session."""
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
     return script
@@ -141,7 +141,7 @@ def managed() -> Script:
 
 
 def unsaved() -> Script:
-    """Return a reopening subscription with an acked event that was not redelivered yet."""
+    """Return a reopening subscription with an acked event that has not been redelivered yet."""
     script = managed()
     script.end(failure())
     script.wait(60.0)
@@ -149,21 +149,21 @@ def unsaved() -> Script:
 
 
 def unsaved_waiting() -> Script:
-    """Return a subscription that waits to reopen its stream, with an acked event."""
+    """Return a subscription with an acked event that is waiting to reopen its stream."""
     script = managed()
     script.end(failure())
     return script
 
 
 def unsaved_renewing() -> Script:
-    """Return a subscription that waits for a new session, with an acked event."""
+    """Return a subscription with an acked event that is waiting for a new session."""
     script = managed()
     script.end(failure(FailureKind.REAUTHENTICATE))
     return script
 
 
 def unsaved_paused() -> Script:
-    """Return a subscription closed for lack of memory, with an acked event."""
+    """Return a subscription with an acked event, whose stream was closed for lack of memory."""
     script = RecordedScript(limits=Limits(max_bytes=10))
     script.start()
     script.read(events(1))
@@ -173,21 +173,21 @@ def unsaved_paused() -> Script:
 
 
 def saving() -> Script:
-    """Return a draining subscription that waits for a session to commit an acked event."""
+    """Return a draining subscription that is waiting for a session to commit an acked event."""
     script = unsaved_renewing()
     script.drain()
     return script
 
 
 def draining() -> Script:
-    """Return a draining subscription that waits for the answer to its commit."""
+    """Return a draining subscription that is waiting for the answer to its commit."""
     script = managed()
     script.drain()
     return script
 
 
 def closing() -> Script:
-    """Return a plain subscription that waits for the end of its half-closed stream."""
+    """Return a plain subscription that is waiting for its half-closed stream to end."""
     script = streaming()
     script.drain()
     return script
@@ -243,13 +243,13 @@ def refused(script: Script) -> None:
     script.end(REFUSED)
 
 
-def no_session(script: Script) -> None:
-    """Let the sign-in fail temporarily."""
+def fail_renewal(script: Script) -> None:
+    """Make the renewal of the session fail with a retryable error."""
     script._did(script.protocol.renewal_failed(failure(), script.now, 0.5))
 
 
 def renewing_again() -> Script:
-    """Return a subscription whose renewed session was rejected as well."""
+    """Return a subscription whose renewed session was also rejected."""
     script = renewing()
     script._did(script.protocol.session_renewed(script.now))
     script.end(failure(FailureKind.REAUTHENTICATE))
@@ -267,8 +267,8 @@ MAKE_FOR: dict[tuple[State, Signal], Callable[[], Script]] = {
 SPECIAL: dict[tuple[State, Signal], Cause] = {
     (State.OPENING, Signal.MOVED): refused,
     (State.STREAMING, Signal.MOVED): refused,
-    (State.RENEWING, Signal.BROKEN): no_session,
-    (State.SAVING, Signal.ENDED): no_session,
+    (State.RENEWING, Signal.BROKEN): fail_renewal,
+    (State.SAVING, Signal.ENDED): fail_renewal,
 }
 
 
@@ -281,7 +281,7 @@ SPECIAL: dict[tuple[State, Signal], Cause] = {
     ],
 )
 def test_every_pair_in_the_table_can_occur(state: State, signal: Signal) -> None:
-    """Inputs exist that cause each pair of state and signal in the table."""
+    """Each pair of state and signal in the table can be produced."""
     script = (MAKE_FOR.get((state, signal)) or MAKE[state])()
     assert script.protocol.state is state
     before = len(script.protocol.pairs)  # type: ignore[attr-defined]

@@ -31,9 +31,8 @@ def test_first_request_has_the_start_position() -> None:
     assert Script(LATEST).start() == [OpenStream(1, 10, LATEST)]
 
 
-def test_position_given_at_start_replaces_the_first_one() -> None:
-    """A position passed to `start`, e.g. from a store, replaces the one given at creation, also
-    after a reconnect."""
+def test_position_given_at_start_overrides_the_initial_one() -> None:
+    """A position passed to `start` overrides the one given at creation, even after a reconnect."""
     script = Script(LATEST)
     assert script.start(EARLIEST) == [OpenStream(1, 10, EARLIEST)]
     script.end(failure())
@@ -50,8 +49,7 @@ def test_reconnect_resumes_after_the_last_event() -> None:
 
 
 def test_reconnect_resumes_after_a_keepalive() -> None:
-    """A new stream begins after the last keepalive, so that an idle topic's position does not
-    become too old."""
+    """A new stream resumes after the last keepalive, so that an idle position does not expire."""
     script = streaming(LATEST)
     script.respond(keepalive(9))
 
@@ -100,8 +98,10 @@ def test_rejected_position_continues_at_the_fallback() -> None:
 
 
 def test_rejected_position_of_a_managed_subscription_is_fatal() -> None:
-    """A managed subscription has no other position, so a rejected one ends it with the service's
-    error."""
+    """A rejected position ends a managed subscription with the service's error.
+
+    No other position is known to resume from.
+    """
     script = streaming()
     script.end(REFUSED)
 
@@ -131,8 +131,10 @@ def test_storable_returns_each_acked_position_once() -> None:
 
 
 def test_storable_includes_keepalives() -> None:
-    """A keepalive wakes the application to store its position, which is available once all earlier
-    events are acked."""
+    """A keepalive wakes the application to store its position.
+
+    The position is available once all earlier events are acked.
+    """
     script = streaming(EARLIEST)
     script.read(events(2))
     assert of(Wake, script.respond(keepalive(8)))
@@ -142,8 +144,8 @@ def test_storable_includes_keepalives() -> None:
     assert script.protocol.storable() == rid(8)
 
 
-def test_storable_works_after_reconnect_and_abort() -> None:
-    """The position of an event acked after a reconnect can still be stored after an abort."""
+def test_acked_position_is_storable_after_reconnect_and_abort() -> None:
+    """An event acked after a reconnect still yields a position to store after an abort."""
     script = streaming(EARLIEST)
     script.read(events(2))
     script.reopen()

@@ -50,8 +50,7 @@ def test_credit_is_returned_at_once_if_none_is_outstanding() -> None:
 
 
 def test_no_credit_without_room_except_the_reserve() -> None:
-    """Without room nothing is requested except the reserve, a single event that keeps the stream
-    open."""
+    """Without room, nothing is requested but the reserve, one event that keeps the stream open."""
     window = opened()
     window.received(100, 0)
 
@@ -94,8 +93,10 @@ def test_lost_credit_is_detected_by_the_reserve() -> None:
 
 
 def test_request_in_transit_is_not_lost_credit() -> None:
-    """A pending count of 0 sent before the last request arrived loses no credit: the answer to the
-    reserve includes that request."""
+    """A pending count of 0 that was sent before the last request arrived loses no credit.
+
+    The answer to the reserve includes that request.
+    """
     window = opened()
     window.received(51, 49)
     assert window.grant(100, 100) == 51
@@ -121,8 +122,10 @@ def test_pending_count_is_ignored_after_a_grant() -> None:
 
 
 def test_reserve_keeps_the_count_within_the_window() -> None:
-    """With 100 events counted as outstanding and none reported as pending, the reserve is sent, and
-    the count stays 100."""
+    """With 100 events outstanding and none reported as pending, the reserve is requested.
+
+    The count stays 100.
+    """
     window = opened()
     window.received(0, 0)
     assert window.starving
@@ -132,9 +135,8 @@ def test_reserve_keeps_the_count_within_the_window() -> None:
 
 
 @pytest.mark.parametrize(("room", "owed"), [(100, 50), (60, 30), (7, 3), (2, 1), (1, 1)])
-def test_small_room_is_refilled_once_half_is_owed(room: int, owed: int) -> None:
-    """With room for fewer than 100 events, more are requested once half of that room has been
-    received."""
+def test_small_room_is_refilled_once_half_is_received(room: int, owed: int) -> None:
+    """With room for fewer than 100 events, half of them must arrive before more are requested."""
     window = opened(room)
     window.received(owed - 1, 50)
     assert window.grant(room, room) == 0
@@ -183,9 +185,11 @@ def test_outstanding_events_stay_between_1_and_100(
 
 
 @given(outstanding=st.integers(1, 100), room=st.integers(0, 200))
-def test_ample_credit_means_no_grant_for_any_room(outstanding: int, room: int) -> None:
-    """If credit is ample, no room leads to a request, so that the room need not be computed;
-    otherwise a room of 100 does."""
+def test_ample_credit_prevents_requests_for_any_room(outstanding: int, room: int) -> None:
+    """If credit is ample, no amount of room causes a request, so the room need not be computed.
+
+    Otherwise, a room of 100 does.
+    """
     window = opened(outstanding)
     if window.ample:
         assert window.grant(room, room) == 0

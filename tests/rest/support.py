@@ -34,7 +34,7 @@ class Sessions:
         url = self.instance_url or self.emulator.instance_url
         return Session(self.emulator.access_token, url, self.emulator.tenant_id)
 
-    def end(self) -> None:
+    def expire(self) -> None:
         """Expire the current session immediately."""
         self.emulator._sessions.expire(self.emulator.access_token)
 
@@ -46,8 +46,8 @@ def reader_of(emulator: EmulatorServer, **arguments: Any) -> OrgReader:
 
 
 @dataclass
-class Way:
-    """A proxy to a server that can truncate responses."""
+class TruncatingProxy:
+    """A proxy that can truncate the responses of a server."""
 
     url: str = ""
     cuts: list[tuple[bytes, int]] = field(default_factory=list)
@@ -59,20 +59,20 @@ class Way:
 
 
 @contextmanager
-def way_to(url: str) -> Iterator[Way]:
-    """Run a proxy to the server at *url* within the block, with one request per connection."""
-    way, port = Way(), urlsplit(url).port
+def proxy_to(url: str) -> Iterator[TruncatingProxy]:
+    """Run a proxy to the server at *url* within the block; each connection serves one request."""
+    proxy, port = TruncatingProxy(), urlsplit(url).port
 
     def talk(client: socket.socket, _over: Any) -> None:
         head = head_of(client)
         if not head:
             return
         line = head.partition(b"\r\n")[0]
-        way.passed.append(line.decode())
+        proxy.passed.append(line.decode())
         left = 1 << 40
-        for cut in way.cuts:
+        for cut in proxy.cuts:
             if cut[0] in line:
-                way.cuts.remove(cut)
+                proxy.cuts.remove(cut)
                 left = cut[1]
                 break
         with socket.create_connection(("127.0.0.1", port), 10.0) as server:
@@ -85,5 +85,5 @@ def way_to(url: str) -> Iterator[Way]:
                 left -= len(part)
 
     with raw_host(talk) as own:
-        way.url = own
-        yield way
+        proxy.url = own
+        yield proxy

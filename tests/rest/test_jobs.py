@@ -29,7 +29,7 @@ from tests.conftest import PATIENCE
 from tests.emulator.records.support import fill_orders, forget_peak, peak_mb
 
 from .conftest import ORDERS
-from .support import QUICK, Sessions, reader_of, way_to
+from .support import QUICK, Sessions, proxy_to, reader_of
 
 COLUMNS = ("Id", "Name", "Notes__c")
 SOQL = f"SELECT {', '.join(COLUMNS)} FROM Order__c"
@@ -102,16 +102,16 @@ def test_pages_continue_by_locator_in_a_new_reader(org, job, file):
 def test_page_is_fetched_again_after_a_broken_connection(org, job, file, passing):
     """A page whose connection breaks twice is requested again from its locator, without missing or
     duplicate rows."""
-    with way_to(org.http_url) as way:
-        reader = OrgReader(Sessions(org, way.url), timings=QUICK)
+    with proxy_to(org.http_url) as proxy:
+        reader = OrgReader(Sessions(org, proxy.url), timings=QUICK)
         first = reader.jobs.results(job.id, file, columns=COLUMNS, max_records=5000)
-        way.cuts = [(RESULTS, passing), (RESULTS, 2 * passing)]
+        proxy.cuts = [(RESULTS, passing), (RESULTS, 2 * passing)]
         page = reader.jobs.results(
             job.id, file, columns=COLUMNS, locator=first.next_locator, max_records=5000
         )
         assert names(page) == [f"order {number}" for number in range(5001, 10_001)]
-        assert not way.cuts
-        asked = [line for line in way.passed if "/results?" in line]
+        assert not proxy.cuts
+        asked = [line for line in proxy.passed if "/results?" in line]
         assert len(asked) == 4
         assert asked[1] == asked[2] == asked[3]
         assert reader.calls == 4
@@ -120,13 +120,13 @@ def test_page_is_fetched_again_after_a_broken_connection(org, job, file, passing
 def test_retries_of_a_page_are_limited(org, job, file):
     """If the connection breaks every time, a retryable error is raised after the configured number
     of attempts."""
-    with way_to(org.http_url) as way:
-        reader = OrgReader(Sessions(org, way.url), timings=QUICK)
-        way.cuts = [(RESULTS, 5000)] * 10
+    with proxy_to(org.http_url) as proxy:
+        reader = OrgReader(Sessions(org, proxy.url), timings=QUICK)
+        proxy.cuts = [(RESULTS, 5000)] * 10
         with pytest.raises(StreamUnavailableError) as caught:
             reader.jobs.results(job.id, file, columns=COLUMNS)
         assert caught.value.retryable
-        assert len(way.passed) == QUICK.attempts
+        assert len(proxy.passed) == QUICK.attempts
 
 
 def test_session_expiring_between_pages_is_renewed(org, job, file):
@@ -134,7 +134,7 @@ def test_session_expiring_between_pages_is_renewed(org, job, file):
     sessions = Sessions(org)
     reader = OrgReader(sessions, timings=QUICK)
     first = reader.jobs.results(job.id, file, columns=COLUMNS, max_records=10_000)
-    sessions.end()
+    sessions.expire()
     page = reader.jobs.results(job.id, file, columns=COLUMNS, locator=first.next_locator)
     assert names(page)[0] == "order 10001"
     assert sessions.renewals == 1

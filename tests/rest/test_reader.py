@@ -134,7 +134,7 @@ def test_a_session_that_expires_between_pages_is_renewed(org):
     reader = OrgReader(sessions, timings=QUICK)
     pages = reader.query("SELECT Id FROM Order__c ORDER BY Id LIMIT 6000")
     rows = list(next(pages).rows)
-    sessions.end()
+    sessions.expire()
     rows += [row for page in pages for row in page.rows]
     assert len({row["Id"] for row in rows}) == len(rows) == 6000
     assert sessions.renewals == 1

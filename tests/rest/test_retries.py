@@ -106,9 +106,7 @@ def test_transient_refusals_are_retried(after, reply, caplog):
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_permanent_refusals_are_not_retried(after, reply, kind, code):
-    """The reader sends one request only, and raises an error that has Salesforce's error code and
-    is not retryable.
-    """
+    """The reader sends only one request, and raises a non-retryable error with the error code."""
     host, reader, slept = after(reply)
     with pytest.raises(kind) as caught:
         reader.limits()
@@ -130,8 +128,9 @@ def test_retry_after_is_honored(after):
 
 
 def test_long_retry_after_is_raised_to_the_caller(after):
-    """The reader does not wait for an hour, but raises an error with the delay, which survives
-    pickling and copying. An unreadable Retry-After header is ignored.
+    """The reader raises an error with the delay, rather than waiting for an hour.
+
+    The delay survives pickling and copying. An unreadable Retry-After header is ignored.
     """
     host, reader, slept = after(Reply(429, "", {"Retry-After": "3600"}))
     with pytest.raises(StreamUnavailableError) as caught:
@@ -180,9 +179,9 @@ def test_exception_from_sleep_ends_the_call(after):
 
 
 def test_errors_of_refused_requests_redact_the_token(after):
-    """A fixed token cannot be renewed, so an invalid session raises an error.
+    """An invalid session raises an error, because a fixed token cannot be renewed.
 
-    The token is redacted in it, and in other errors whose message repeats it.
+    The token is redacted in this error, and in others whose message repeats it.
     """
     said = f"{SECRET} is not good"
     _, reader, _ = after(*[refused(401, "INVALID_SESSION_ID", said)] * 2)
@@ -290,8 +289,7 @@ def test_minimal_describe_is_accepted(told):
 def test_malformed_query_responses_are_rejected(told, answer):
     """A response with inconsistent records, total or next page raises an error.
 
-    A next page outside of the query resource is not requested, so that the token is sent nowhere
-    else.
+    A next page outside the query resource is not requested, so the token is sent nowhere else.
     """
     host, reader = told(lambda request: Reply(200, answer))
     with pytest.raises(RemoteProtocolError):
@@ -304,8 +302,9 @@ def test_malformed_query_responses_are_rejected(told, answer):
     [{}, [], [None, None], [{"Id": "001000000000002AAA"}], [{}], ["x"]],
 )
 def test_malformed_reads_by_id_are_rejected(told, answer):
-    """A response that is not exactly one row of the requested record, or null, raises a protocol
-    error.
+    """A response to a read by id raises a protocol error if it is malformed.
+
+    It must contain exactly one row, of the requested record, or null.
     """
     _, reader = told(lambda request: Reply(200, answer))
     with pytest.raises(RemoteProtocolError):
@@ -313,8 +312,9 @@ def test_malformed_reads_by_id_are_rejected(told, answer):
 
 
 def test_view_all_through_an_assigned_permission_set_or_group(told):
-    """The object's View All Records permission counts only if it belongs to a permission set, or to
-    a permission set group, that is assigned to the user.
+    """View All Records counts only through a permission set that is assigned to the user.
+
+    The permission set may also be assigned through a permission set group.
     """
     me, mine, other = "005000000000001AAA", "0PS000000000001AAA", "0PS000000000002AAA"
     of_group, group = "0PS000000000003AAA", "0PG000000000001AAA"

@@ -100,7 +100,7 @@ class Org:
         self.emulator.publish_raw(topic, drafts)
 
     def add_a_field(self) -> None:
-        """Add a field to the schema of the orders."""
+        """Add a field to the order schema."""
         schema = json.loads(
             self.emulator.bus.schema(self.emulator.bus.topic(ORDERS).schema_id).text
         )

@@ -19,7 +19,7 @@ from tests.streaming.script import TOPIC, event
 class Queue(RuleBasedStateMachine):
     """A model of the queue under random operations.
 
-    Items come out in the order they went in, whether by receive or by iteration, and free room in a
+    Items leave in the order in which they were added, by receive or by iteration. Free room in a
     full queue is always reported.
     """
 
@@ -28,7 +28,7 @@ class Queue(RuleBasedStateMachine):
         """Create a queue; a limit below 1 means that it is unbounded."""
         self.limit = limit
         self.pending = Pending(itertools.count(1), limit)
-        self.pending.on_room = self.look
+        self.pending.on_room = self.note_fullness
         self.waiting = []  # replay ids and errors, in the order they must come out
         self.ids = itertools.count(1)
         self.last = 0
@@ -36,10 +36,8 @@ class Queue(RuleBasedStateMachine):
         self.awaits_room = False  # true while the driver would wait for room in a full queue
         self.is_mixed = False  # whether `receive` was called during an iteration
 
-    def look(self):
-        """Record, as the driver does, whether the queue is full, so that its room must
-        be reported.
-        """
+    def note_fullness(self):
+        """Record whether the queue is full, as the driver does, so that room must be reported."""
         self.awaits_room = self.pending.is_full
 
     @rule(count=st.integers(1, 12))
@@ -48,15 +46,15 @@ class Queue(RuleBasedStateMachine):
         ids = list(itertools.islice(self.ids, count))
         assert self.pending.put(TOPIC, [event(each) for each in ids]) == ids[-1]
         self.waiting += ids
-        self.look()
+        self.note_fullness()
 
     @rule()
     def fail(self):
-        """Append an error, which `receive` has to raise."""
+        """Append an error, which `receive` must raise."""
         error = StreamUnavailableError("no connection")
         self.pending.fail(error)
         self.waiting.append(error)
-        self.look()
+        self.note_fullness()
 
     @precondition(lambda self: self.waiting)
     @rule(looks=st.integers(1, 2))
@@ -73,9 +71,9 @@ class Queue(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 8), anew=st.booleans())
     def iterate(self, count, anew):
-        """Take up to `count` items from a new iteration, or from the last one if `anew` is false.
+        """Take up to `count` items from a new iteration, or from the latest one if `anew` is false.
 
-        That one continues correctly even if `receive` has taken messages in between.
+        The latest iteration must continue correctly even if `receive` has taken messages since.
         """
         if anew:
             self.iterator, self.is_mixed = self.pending.messages(), False
@@ -136,9 +134,7 @@ class Interrupted(Pending):
 
 @pytest.mark.parametrize("before", [2, 3])
 def test_room_is_reported_again_after_a_concurrent_append(before):
-    """If another thread refills the queue while room is being reported, later room is reported as
-    well.
-    """
+    """If another thread refills the queue while room is being reported, later room is too."""
     pending, told = Interrupted(itertools.count(1), 2), []
     pending.on_room = lambda: told.append(len(pending))
     pending.put(TOPIC, [event(each) for each in range(before)])

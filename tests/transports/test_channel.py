@@ -20,7 +20,7 @@ TOPIC = "/event/Order_Event__e"
 
 @pytest.fixture(autouse=True)
 def _without_proxy_variables(monkeypatch):
-    """Remove the machine's own proxy variables from the environment."""
+    """Remove the proxy variables of the test environment."""
     for name in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -44,7 +44,10 @@ def test_plaintext_to_another_host_needs_force(endpoint):
 
 @pytest.mark.parametrize("endpoint", ["host", "host:", ":443", "host:https", ""])
 def test_an_invalid_endpoint_is_rejected(endpoint):
-    """An endpoint without a host or a valid port raises, instead of being looked up forever."""
+    """An endpoint without a host or a valid port raises an error.
+
+    Otherwise its name would be looked up forever.
+    """
     with pytest.raises(ConfigurationError, match="host:port"):
         open_channel(endpoint)
 
@@ -56,7 +59,7 @@ def test_both_ports_of_the_service_are_accepted(port):
 
 
 def test_an_invalid_value_of_insecure_is_rejected():
-    """A value such as "yes" raises; it does not silently mean TLS."""
+    """A value such as "yes" raises an error, rather than silently meaning TLS."""
     with pytest.raises(ConfigurationError, match="1 or force"):
         open_channel("localhost:1", insecure="yes")
 
@@ -108,7 +111,10 @@ def test_plaintext_is_suggested_only_for_loopback(endpoint, is_named):
 
 
 def test_calls_go_through_the_proxy(run_emulator, connect):
-    """Calls go through the configured proxy with TLS end to end; it gets only a host and a port."""
+    """Calls go through the configured proxy with TLS end to end.
+
+    The proxy sees only a host and a port.
+    """
     emulator = run_emulator(tls=True)
     with connect_proxy() as proxy:
         client = connect(emulator, insecure="", ca_file=str(emulator.ca_file), proxy=proxy.url)
@@ -176,7 +182,10 @@ def test_plaintext_to_loopback_goes_through_no_proxy(run_emulator, connect, monk
 
 @pytest.mark.parametrize("proxy", ["proxy:3128", "socks5://proxy:1", "http://proxy", "http://:1"])
 def test_an_invalid_proxy_url_is_rejected(proxy):
-    """A proxy without http://, a host or a port raises, instead of being looked up forever."""
+    """A proxy URL that lacks http://, a host or a port raises an error.
+
+    Otherwise its name would be looked up forever.
+    """
     with pytest.raises(ConfigurationError, match="http://host:port"):
         open_channel("host:443", proxy=proxy)
 
@@ -185,9 +194,7 @@ def test_an_invalid_proxy_url_is_rejected(proxy):
 
 
 def test_pings_detect_a_dead_connection(run_emulator, tmp_path):
-    """If a connection accepts bytes but never answers, pings end the call before its
-    own timeout.
-    """
+    """If a connection accepts bytes but never answers, pings end the call before its timeout."""
     emulator = run_emulator(tls=True)
     frozen = threading.Event()
     with connect_proxy(frozen) as proxy:
@@ -207,7 +214,7 @@ def test_pings_detect_a_dead_connection(run_emulator, tmp_path):
             assert time.monotonic() - begun < 25.0  # the call's own timeout is 30 s
 
 
-def test_pings_can_be_switched_off(run_emulator, connect):
-    """With a ping_interval of 0 calls work; some proxies do not accept pings."""
+def test_pings_can_be_disabled(run_emulator, connect):
+    """Calls succeed with a ping_interval of 0, which disables pings; some proxies reject them."""
     client = connect(run_emulator(), timings=Timings(ping_interval=0))
     assert client.get_topic(TOPIC).can_subscribe

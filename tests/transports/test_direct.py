@@ -33,14 +33,14 @@ Script = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 
 
 def message(number: int) -> bytes:
-    """Return a serialized response with one event, whose id is "e" and this number."""
+    """Return a serialized response with one event, whose id is "e" followed by *number*."""
     event = pb.ProducerEvent(id=f"e{number}", schema_id="s", payload=b"x")
     item = pb.ConsumerEvent(event=event, replay_id=number.to_bytes(8, "big"))
     return pb.FetchResponse(events=[item], pending_num_requested=99).SerializeToString()
 
 
 class Reading:
-    """A call that is read in a thread, with the responses it brought and how it ended."""
+    """A call read in a thread, with the responses that it received and how it ended."""
 
     def __init__(self, transport: GrpcTransport) -> None:
         self.responses: list[Response] = []
@@ -67,7 +67,7 @@ class Reading:
         return [event.id for response in self.responses for event in response.events]
 
     def wait(self) -> Failure | None:
-        """Wait for the end of the call, and return its failure, or None if it ended well."""
+        """Wait until the call ends, and return its failure, or None if it succeeded."""
         assert self.over.wait(PATIENCE)
         self.thread.join(PATIENCE)
         assert len(self.ends) == 1
@@ -109,11 +109,11 @@ def way(request: Any, monkeypatch: Any) -> str:
     return str(request.param)
 
 
-def test_the_installed_grpcio_is_among_the_tried_versions() -> None:
-    """Direct reading is used only with the range of grpcio versions that it was tried with.
+def test_the_installed_grpcio_is_a_tested_version() -> None:
+    """Calls are read directly only with the range of grpcio versions that this was tested with.
 
-    The installed version is in that range, `direct.TRIED`. To move it, run this file with the new
-    version first.
+    The installed version is in that range, `direct.TRIED`. Before extending it, run this file with
+    the new version.
     """
     assert direct.is_tried(grpc.__version__)
     assert direct.is_tried("1.78.0rc1")
@@ -122,9 +122,7 @@ def test_the_installed_grpcio_is_among_the_tried_versions() -> None:
 
 
 def test_an_interceptors_call_is_not_read_directly() -> None:
-    """A call that is not grpc's own type, such as an interceptor's, is read in the
-    documented way.
-    """
+    """A call that is not of grpc's own type, such as an interceptor's, cannot be read directly."""
     assert direct.open_direct(object(), lambda: None) is None
 
 
@@ -170,10 +168,10 @@ def test_an_error_raised_by_an_interceptors_call_is_classified(serve: Any) -> No
     assert failure.kind is FailureKind.RETRY
 
 
-def test_messages_come_in_order_and_then_the_end(serve: Any, way: str) -> None:
-    """All messages come in order before the end.
+def test_messages_are_delivered_in_order_before_the_end(serve: Any, way: str) -> None:
+    """All messages are delivered in order before the call ends.
 
-    Direct reading delivers them in a thread of grpc.
+    Direct reading delivers them in one of grpc's threads.
     """
 
     def script(requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
@@ -187,9 +185,7 @@ def test_messages_come_in_order_and_then_the_end(serve: Any, way: str) -> None:
 
 
 def test_all_messages_are_delivered_before_a_failure(serve: Any, way: str) -> None:
-    """If the service ends a stream while requests are sent, its last messages and its status still
-    arrive.
-    """
+    """If the service ends a stream during sends, its last messages and its status still arrive."""
 
     def script(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         next(requests)
@@ -228,9 +224,7 @@ def test_requests_are_sent_in_order_before_the_half_close(serve: Any, way: str) 
 
 
 def test_a_call_that_is_cancelled_ends_once(serve: Any, way: str) -> None:
-    """A call that another thread cancels between messages ends exactly once, with a retryable
-    failure.
-    """
+    """A call that another thread cancels between messages ends once, with a retryable failure."""
 
     def script(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         next(requests)

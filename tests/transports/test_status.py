@@ -24,7 +24,7 @@ from sfpubsub.transports.status import BY_CODE, BY_STATUS, PREFIX, classify
 
 
 class Refusal(grpc.RpcError, grpc.Call):
-    """A gRPC error as a stub raises it."""
+    """A gRPC error like the one that a stub raises."""
 
     def __init__(self, status, details="", trailers=()):
         self._status, self._details, self._trailers = status, details, trailers
@@ -129,10 +129,8 @@ def test_codes_that_only_a_bug_can_cause_are_not_retried():
 
 
 @pytest.mark.parametrize("status", [s for s in grpc.StatusCode if s is not grpc.StatusCode.OK])
-def test_every_status_without_a_code_has_a_rule(status):
-    """Every gRPC status is classified even without an error code, as from a proxy or
-    the network.
-    """
+def test_every_status_is_classified_without_an_error_code(status):
+    """Every gRPC status is classified even without an error code, e.g. one sent by a proxy."""
     failure = classify("Orders", Refusal(status))
     assert failure.kind is BY_STATUS[status].kind
     assert status.name in str(failure.error)
@@ -145,10 +143,8 @@ def test_every_status_without_a_code_has_a_rule(status):
      ("NOT_FOUND", AWAY), ("PERMISSION_DENIED", AWAY), ("FAILED_PRECONDITION", AWAY),
      ("UNIMPLEMENTED", AWAY), ("INVALID_ARGUMENT", STOP), ("OUT_OF_RANGE", STOP)],
 )  # fmt: skip
-def test_network_failures_are_retried_and_refusals_are_not(status, kind):
-    """Statuses of network failures are retried, while those of refusals lead to another
-    reaction.
-    """
+def test_network_failures_are_retried_but_refusals_are_not(status, kind):
+    """A status that indicates a network failure is retried; one that indicates a refusal is not."""
     assert classify("Orders", Refusal(grpc.StatusCode[status])).kind is kind
 
 

@@ -31,7 +31,7 @@ def phones(event: Event) -> Iterator[tuple[str, str]]:
 
 
 def follow(topic: str) -> dict[str, str]:
-    """Read the events of a topic without end, and collect the phone number of each record."""
+    """Read a topic's events indefinitely, and collect the phone number of each record."""
     found: dict[str, str] = {}
     with (
         PubSubClient.from_env(datetimes=True) as client,

@@ -56,7 +56,7 @@ def find(rest, soql, **headers):
 def test_create_read_update_and_delete_a_record(shared, rest):
     """Creating, reading, updating and deleting a record return the documented responses.
 
-    Each change has an event, whose origin names the client if the request does.
+    Each change publishes an event, whose origin names the client if the request does.
     """
     made = rest("POST", "/sobjects/Order__c", {"Name": "1", "Quantity__c": 2})
     assert made.status == 201
@@ -86,7 +86,7 @@ def test_create_read_update_and_delete_a_record(shared, rest):
 def test_upsert_by_an_external_id(rest):
     """An upsert returns 201 for a new record and 200 for an existing one.
 
-    API version 45.0 returns 204.
+    API version 45.0 returns 204 for an existing one.
     """
     path = "/sobjects/Order__c/External_Id__c/a%2Fb"
     made = rest("PATCH", path, {"Name": "1"})
@@ -101,8 +101,8 @@ def test_upsert_by_an_external_id(rest):
     assert rest("GET", path).code == (404, "NOT_FOUND")
 
 
-def test_errors_have_the_format_of_salesforce(rest):
-    """Errors are arrays of objects with `message`, `errorCode` and the affected fields."""
+def test_errors_use_salesforces_format(rest):
+    """An error is an array of objects with `message`, `errorCode` and the affected fields."""
     refused = rest("POST", "/sobjects/Order__c", {"Quantity__c": 1})
     assert refused.code == (400, "REQUIRED_FIELD_MISSING")
     assert refused.json[0]["fields"] == ["Name"]
@@ -134,7 +134,7 @@ def test_errors_have_the_format_of_salesforce(rest):
     ],
 )
 def test_not_found_errors_name_the_requested_path(rest, path, missing):
-    """A 404 response names the requested path, so that a client's log shows it."""
+    """A 404 response names the requested path, so that it appears in a client's log."""
     reply = rest("GET", path)
     assert reply.code == (404, "NOT_FOUND")
     (error,) = reply.json
@@ -143,7 +143,7 @@ def test_not_found_errors_name_the_requested_path(rest, path, missing):
 
 
 def test_query_results_are_paged(rest):
-    """A page has as many rows as the client requests, and nextRecordsUrl leads to the next one.
+    """A page has as many rows as the client requests, and nextRecordsUrl leads to the next page.
 
     Unknown and outdated cursors are rejected.
     """
@@ -172,9 +172,9 @@ def test_query_results_are_paged(rest):
 
 
 def test_a_later_page_has_the_current_values_of_its_rows(rest):
-    """The query determines which rows a later page has, and the page has their current values.
+    """A later page returns the rows that the query originally matched, with their current values.
 
-    A row that was deleted in between is included, and a new one is not.
+    A row deleted in the meantime is included, and a new row is not.
     """
     given = [{"attributes": {"type": "Order__c"}, "Name": f"{n:03}"} for n in range(202)]
     for start in range(0, 202, 101):
@@ -290,7 +290,7 @@ def test_a_collection_has_at_most_200_records(rest):
 
 
 def test_a_collection_upserts(rest):
-    """A collection request upserts records by external id, and reports which it created."""
+    """A collection request upserts records by external id and reports which ones it created."""
     path = "/composite/sobjects/Order__c/External_Id__c"
     rest("PATCH", "/sobjects/Order__c/External_Id__c/a", {"Name": "1"})
     kind = {"attributes": {"type": "Order__c"}}
@@ -351,7 +351,7 @@ def test_describe_returns_objects_and_their_fields(rest):
 def test_soql_conditions_match_as_in_salesforce(shared, where, names):
     """SOQL conditions match the same records as in Salesforce.
 
-    An empty field is unequal to every value.
+    An empty field is not equal to any value.
     """
     user = shared.accounts.user("user@example.com")
     rows = [
@@ -369,9 +369,9 @@ def test_soql_conditions_match_as_in_salesforce(shared, where, names):
 
 
 def test_queries_by_id_range_return_each_record_once(shared):
-    """A client that reads an object in ranges of ids gets each record once, in order of ids.
+    """A client that reads an object in ranges of ids receives each record once, in id order.
 
-    An id of 15 characters stands for the same record as its 18-character form.
+    The 15-character form of an id is equivalent to its 18-character form.
     """
     user = shared.accounts.user("user@example.com")
     made = [shared.records.create("Order__c", {"Name": str(n)}, user) for n in range(5)]
@@ -404,7 +404,7 @@ def test_a_condition_can_be_long(shared):
 def test_an_excessive_condition_is_malformed(shared, where):
     """A condition that is nested too deeply, or whose pattern is too long for SQLite, is malformed.
 
-    Channel filters and bulk queries can be that large.
+    Channel filters and bulk queries are long enough to reach these limits.
     """
     with pytest.raises(RecordProblem) as found:
         shared.records.query(f"SELECT Id FROM Order__c WHERE {where}", shared.accounts.holder(""))
@@ -428,7 +428,7 @@ def test_an_excessive_condition_is_malformed(shared, where):
     ],
 )
 def test_invalid_soql_is_rejected(rest, soql, code):
-    """A query that is invalid or not supported is rejected rather than interpreted by guessing."""
+    """A query that is invalid or unsupported is rejected."""
     assert find(rest, soql).code == (400, code)
 
 
@@ -457,7 +457,7 @@ def test_an_administrator_changes_objects_and_undeletes(shared, rest):
 def test_the_token_determines_the_user(shared, rest):
     """The access token determines who owns new records and which records are visible.
 
-    A user without View All finds only own records.
+    Users without View All see only their own records.
     """
     user = {"username": "clerk@example.com", "password": "word", "view_all": False}
     assert rest("POST", f"{ADMIN}/users", user).status == 200
@@ -499,7 +499,7 @@ def test_daily_api_calls_are_limited(tmp_path):
 
 
 def test_a_query_returns_the_users_view_all_permission(rest):
-    """A query of UserPermissionAccess returns whether the user can see all records."""
+    """A query of UserPermissionAccess returns whether the user may view all records."""
     (row,) = find(rest, "SELECT PermissionsViewAllData FROM UserPermissionAccess").json["records"]
     assert row["PermissionsViewAllData"] is True
     fields = "ParentId, Parent.PermissionSetGroupId, PermissionsViewAllRecords"

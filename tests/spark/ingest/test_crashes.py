@@ -41,8 +41,9 @@ CELLS = {
 def test_every_event_is_in_the_table_once_after_kills(
     spark: SparkSession, tmp_path: Path, format_: str, source: str
 ):
-    """After kills of the driver, the JVM or both, Spark and another reader of the format see every
-    published event once, in order of arrival.
+    """After the driver, the JVM or both are killed, every published event is in the table once.
+
+    Spark and another reader of the format both see the events in order of arrival.
     """
     cells = CELLS[format_, source]
     report = matrix.run(

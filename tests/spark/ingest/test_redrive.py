@@ -116,9 +116,9 @@ def test_redriven_row_equals_an_ingested_row(spark, into_table, table, quarantin
 def test_failure_between_row_and_mark_adds_no_second_row(
     into_table, table, quarantine, monkeypatch
 ):
-    """An entry is marked as redriven after its row was written.
+    """A failure between writing a row and marking its entry adds no second row.
 
-    If the mark fails, the next redrive counts the event as a duplicate and marks it.
+    The next redrive counts the event as a duplicate and marks the entry.
     """
     quarantine.put([quarantined(1)])
 
@@ -154,9 +154,9 @@ def test_entries_that_cannot_be_written_stay_in_the_quarantine(
 
 
 def test_command_redrives_into_a_table(table, quarantine, tmp_path, capsys):
-    """The command writes the events and reports their number, and a second run has nothing to do.
+    """The command writes the events and reports their number, and a second run writes nothing.
 
-    A destination that is not a table, or none, is an error.
+    A destination that is missing or is not a table is an error.
     """
     quarantine.put([quarantined(1), quarantined(2)])
     command = ["quarantine", "redrive", "--dir", str(quarantine.directory), "--to"]
@@ -181,8 +181,9 @@ def test_command_redrives_into_a_table(table, quarantine, tmp_path, capsys):
 
 
 def test_schema_is_stored_before_the_redriven_row(spark, table, quarantine, monkeypatch):
-    """The schema is stored beside the table before the row, because typed tables need it, and the
-    entry's mark would hide that it is missing.
+    """The schema is stored before the row, because typed tables need it to read the row.
+
+    Once the entry is marked as redriven, a missing schema would go unnoticed.
     """
     quarantine.put([quarantined(1, schema_json=None)])
     held = FileSchemaStore(Destination.parse(table, "parquet").sidecar_directory / "_schemas")

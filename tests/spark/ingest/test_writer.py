@@ -81,7 +81,7 @@ def rows_of(table: Path) -> list[dict]:
 
 
 def staging_of(table: Path) -> Path:
-    """Return the table's directory for files that are not published yet."""
+    """Return the table's directory for files that have not been published yet."""
     return table.parent / f".{table.name}.sfpubsub" / "_staging"
 
 
@@ -89,10 +89,8 @@ def ids_of(table: Path) -> list[str]:
     return [row["event_id"] for row in rows_of(table)]
 
 
-def test_row_has_everything_that_was_received(open_writer, table):
-    """A plain reader finds all columns of the raw table, with their types and the
-    received values.
-    """
+def test_row_contains_every_received_value(open_writer, table):
+    """A row contains every received value, in the columns and types of the raw table."""
     result = open_writer(subscription=MANAGED).write(
         batch_of(range(2), topic=None, received_at=NOW + 1.5)
     )
@@ -113,8 +111,9 @@ def test_row_has_everything_that_was_received(open_writer, table):
 
 
 def test_directory_readers_see_each_event_once(spark, open_writer, table, clock):
-    """Spark and pyarrow read a directory with partitions of two days, without the files that lie in
-    the staging directory.
+    """Spark and pyarrow read a directory with partitions for two days.
+
+    They ignore files in the staging directory.
     """
     writer = open_writer()
     writer.write(batch_of(range(3)))
@@ -133,10 +132,8 @@ def test_directory_readers_see_each_event_once(spark, open_writer, table, clock)
     assert str(partitioned.schema.field("batch").type).startswith("dictionary<values=string")
 
 
-def test_path_may_contain_any_character(spark, tmp_path, clock):
-    """Spaces, percent signs, pattern characters and non-ASCII letters in a table's path have no
-    special meaning.
-    """
+def test_table_path_may_contain_any_character(spark, tmp_path, clock):
+    """Spaces, percent signs, wildcards and non-ASCII letters in a path are taken literally."""
     odd = tmp_path / "an odd%20 #na{m}e [é]?*"
     with EventWriter(spark, odd, topic=TOPIC, clock=clock) as writer:
         writer.write(batch_of(range(2)))
@@ -158,9 +155,10 @@ def test_event_is_written_once_however_often_it_is_delivered(open_writer, table)
     assert ids_of(table) == [f"event-{n}" for n in range(6)]
 
 
-def test_the_order_of_arrival_continues_after_a_restart(open_writer, table):
-    """`ingest_seq` continues without gaps or repeats, and follows the order of arrival rather than
-    the bytes of the positions.
+def test_row_numbers_continue_after_a_restart(open_writer, table):
+    """`ingest_seq` continues after a restart without gaps or repeats.
+
+    It follows the order of arrival, not the order of the replay ids.
     """
     open_writer().write(batch_of([5, 3, 4]))
     open_writer().write(batch_of([1, 2]))
@@ -207,8 +205,9 @@ def test_an_old_event_is_looked_up_in_the_table(open_writer, table, clock):
 
 
 def test_events_beyond_window_keys_are_looked_up_in_the_table(open_writer, table, clock):
-    """When there are more keys than `window_keys`, older events are looked up in the table, across
-    days, on a day without rows, and after a restart.
+    """Once there are more than `window_keys` keys, older events are looked up in the table.
+
+    This works across days, on a day without rows, and after a restart.
     """
     writer = open_writer(window_keys=3)
     for number in range(4):
@@ -224,10 +223,7 @@ def test_events_beyond_window_keys_are_looked_up_in_the_table(open_writer, table
 
 
 def test_event_with_an_unset_time_is_written_once(open_writer, clock):
-    """An unset date is sent as one in the year 1.
-
-    Such an event counts as old, and is written once.
-    """
+    """An event with an unset date, sent as the year 1, counts as old and is written once."""
     writer = open_writer()
     unset = [raw_event(n, at=at) for n, at in enumerate([-62_135_596_800.0, -62_035_596_800.0])]
     assert writer.write(batch_of(unset[:1])).rows == 1
@@ -238,10 +234,8 @@ def test_event_with_an_unset_time_is_written_once(open_writer, clock):
 
 
 @pytest.mark.parametrize("age", [72.5, 73.0, 73.2, 73.5, 74.0, 74.9])
-def test_no_age_falls_between_window_and_table(open_writer, table, clock, age):
-    """Whatever an event's age near the edge of the window, a running writer finds it in the window
-    or in the table.
-    """
+def test_duplicates_near_the_window_edge_are_detected(open_writer, table, clock, age):
+    """A duplicate is detected at any age near the window's edge, in the window or in the table."""
     clock.now = NOW + 0.7 * HOUR
     writer = open_writer()
     writer.write(batch_of([raw_event(0, at=NOW - HOUR)]))
@@ -251,9 +245,9 @@ def test_no_age_falls_between_window_and_table(open_writer, table, clock, age):
 
 
 def test_write_in_another_thread_keeps_the_lease(open_writer, spark, table, clock, monkeypatch):
-    """During a write in another thread, a second write raises an error.
+    """While another thread writes, a second write raises an error.
 
-    No other writer can be opened until it ends, even if this writer is closed.
+    No other writer can be opened until the write ends, even if this writer is closed.
     """
     writer = open_writer()
     begun, release = threading.Event(), threading.Event()
@@ -322,9 +316,7 @@ def test_write_that_fails_after_the_rename_is_not_repeated(open_writer, table, m
 
 
 def test_write_with_missing_rows_is_rejected(open_writer, table, monkeypatch):
-    """The rows that Spark wrote are counted before they are published, and missing ones raise an
-    error.
-    """
+    """Spark's written rows are counted before they are published; a missing row raises an error."""
     writer = open_writer()
     stage = parquet.ParquetTable._stage
 
@@ -354,8 +346,9 @@ def test_spark_write_without_a_success_file_is_rejected(open_writer, table, monk
 
 
 def test_files_are_flushed_before_the_rename_and_directories_after(open_writer, clock, monkeypatch):
-    """A batch's file and directory are flushed before the rename, and the renamed entry's parents
-    after it, so that the batch survives a power failure.
+    """A batch's file and directory are flushed before the rename, and the parents after it.
+
+    Thus the batch survives a power failure.
     """
     steps: list[str] = []
     writer = open_writer()
@@ -383,9 +376,10 @@ def test_files_are_flushed_before_the_rename_and_directories_after(open_writer, 
     assert steps == ["file", batch, "orders", "rename", "ingest_date", "_staging"]
 
 
-def test_a_start_makes_the_newest_batch_durable(open_writer, table, monkeypatch):
-    """A new writer flushes the directories of the newest batch, because the previous writer may
-    have been killed between rename and flush.
+def test_opening_flushes_the_newest_batch(open_writer, table, monkeypatch):
+    """A new writer flushes the directories of the newest batch.
+
+    The previous writer may have been killed between the rename and the flush.
     """
     open_writer().write(batch_of(range(2)))
     synced: list[str] = []
@@ -394,10 +388,8 @@ def test_a_start_makes_the_newest_batch_durable(open_writer, table, monkeypatch)
     assert synced == ["ingest_date=2026-11-20", "orders"]
 
 
-def test_start_removes_the_files_of_a_killed_write(open_writer, table):
-    """A new writer deletes the unpublished files of a killed write, and continues with the stored
-    rows.
-    """
+def test_opening_removes_the_files_of_a_killed_write(open_writer, table):
+    """A new writer deletes a killed write's unpublished files, and continues from stored rows."""
     open_writer().write(batch_of(range(2)))
     left = staging_of(table) / "b1.dead"
     left.mkdir(parents=True)
@@ -409,8 +401,9 @@ def test_start_removes_the_files_of_a_killed_write(open_writer, table):
 
 
 def test_a_clock_that_is_set_back_does_not_reorder_batches(open_writer, table, clock):
-    """If the clock is set back, new batches stay in the newest partition after the existing ones,
-    and no event is written twice.
+    """If the clock is set back, new batches go to the newest partition, after the existing ones.
+
+    No event is written twice.
     """
     open_writer().write(batch_of(range(2)))
     clock.now -= 30 * HOUR
@@ -421,9 +414,10 @@ def test_a_clock_that_is_set_back_does_not_reorder_batches(open_writer, table, c
     assert [path.name for path in table.glob("ingest_date=*")] == ["ingest_date=2026-11-20"]
 
 
-def test_files_have_no_statistics_of_replay_ids(open_writer, table):
-    """Replay ids have no order, so the files have no minimum and maximum of them, unlike those of
-    other columns.
+def test_files_contain_no_replay_id_statistics(open_writer, table):
+    """The files contain no minimum and maximum of replay ids, because replay ids have no order.
+
+    Other columns have these statistics.
     """
     open_writer().write(batch_of(range(5)))
     (file,) = table.glob("ingest_date=*/batch=*/part-*.parquet")
@@ -435,8 +429,9 @@ def test_files_have_no_statistics_of_replay_ids(open_writer, table):
 
 
 def test_the_position_of_a_topic_is_published_with_its_rows(open_writer, table):
-    """A batch contains the position of the last received event, even if that event is a duplicate,
-    and a new writer has this position.
+    """A batch contains the position of the last received event, even if that is a duplicate.
+
+    A new writer resumes from this position.
     """
     writer = open_writer()
     assert writer.position is None
@@ -447,9 +442,10 @@ def test_the_position_of_a_topic_is_published_with_its_rows(open_writer, table):
     assert list(json.loads(file.read_text())["positions"]) == [TOPIC]
 
 
-def test_duplicates_alone_move_the_position_and_write_no_file(open_writer, table):
-    """A batch of duplicates stores its position without a data file, so that these events are not
-    requested again.
+def test_batch_of_duplicates_stores_its_position_without_a_file(open_writer, table):
+    """A batch of only duplicates stores its position without a data file.
+
+    Thus these events are not requested again.
     """
     writer = open_writer()
     writer.write(batch_of([0, 1, 2]))
@@ -459,9 +455,10 @@ def test_duplicates_alone_move_the_position_and_write_no_file(open_writer, table
     assert len(list(table.glob("ingest_date=*/batch=*"))) == 1
 
 
-def test_the_newer_of_two_positions_wins(open_writer, table):
-    """Of a position stored with a batch and one stored by itself, a new writer has the one that was
-    stored last.
+def test_the_last_stored_position_is_used(open_writer, table):
+    """A new writer resumes from the position that was stored last.
+
+    It does not matter whether that position was stored with a batch or separately.
     """
     writer = open_writer()
     writer.move(replay_id(50))
@@ -477,8 +474,9 @@ def test_the_newer_of_two_positions_wins(open_writer, table):
 
 
 def test_write_rows_keeps_the_position(open_writer, table):
-    """Rows that a stream or a redrive appends are deduplicated by their keys and leave the position
-    unchanged. Of several writes with the same name, only the first is done, also across restarts.
+    """Rows that a stream or a redrive appends are deduplicated and leave the position unchanged.
+
+    A write whose name was already used is skipped, even after a restart.
     """
     writer = open_writer()
     writer.write(batch_of(range(3)))
@@ -496,10 +494,8 @@ def test_write_rows_keeps_the_position(open_writer, table):
     assert [row["ingest_seq"] for row in rows_of(table)] == [0, 1, 2, 3]
 
 
-def test_only_the_last_write_names_are_remembered(open_writer, monkeypatch):
-    """A long-running writer remembers the same number of write names as one that has just been
-    opened.
-    """
+def test_only_the_latest_write_names_are_remembered(open_writer, monkeypatch):
+    """A writer that has run for long remembers only as many write names as a newly opened one."""
     monkeypatch.setattr(parquet, "REMEMBERED_NAMES", 2)
     writer = open_writer()
     for n in range(3):
@@ -509,10 +505,8 @@ def test_only_the_last_write_names_are_remembered(open_writer, monkeypatch):
     assert list(open_writer()._table.names) == ["query/1", "query/2"]
 
 
-def test_new_table_may_begin_with_rows(open_writer):
-    """If the first write of a topic's table is one of `write_rows`, the table has no position until
-    one is stored.
-    """
+def test_table_that_begins_with_write_rows_has_no_position(open_writer):
+    """If a table's first write is `write_rows`, it has no position until one is stored."""
     rows = arrow_table([row_of(event, NOW) for event in batch_of(range(2))], 0)
     open_writer().write_rows(rows, name="x")
     assert open_writer().position is None
@@ -539,8 +533,9 @@ def test_rows_with_wrong_columns_are_rejected(open_writer, table):
 
 
 def test_managed_table_stores_no_position(open_writer, table):
-    """The service stores the position of a managed subscription, and a second one in the table
-    could contradict it. Setting one raises an error.
+    """A managed table stores no position, and setting one raises an error.
+
+    The service stores it, and a copy in the table could contradict it.
     """
     writer = open_writer(subscription=MANAGED)
     assert writer.write(batch_of([0], topic=None)).position is None
@@ -549,9 +544,10 @@ def test_managed_table_stores_no_position(open_writer, table):
         writer.move(replay_id(0))
 
 
-def test_damaged_newest_batch_stops_the_start(open_writer, table):
-    """A damaged file in the newest batch raises an error, because a guess of its last row could
-    lead to repeated numbers.
+def test_opening_rejects_a_damaged_newest_batch(open_writer, table):
+    """A damaged file in the newest batch raises an error when a writer is opened.
+
+    Guessing the batch's last row could assign the same row number twice.
     """
     open_writer().write(batch_of([0]))
     (file,) = table.glob("ingest_date=*/batch=*/part-*.parquet")
@@ -565,9 +561,10 @@ def test_damaged_newest_batch_stops_the_start(open_writer, table):
         open_writer()
 
 
-def test_foreign_partition_stops_the_start(open_writer, table):
-    """A partition that no writer made raises an error, because readers would take its files for
-    rows of the table.
+def test_opening_rejects_a_foreign_partition(open_writer, table):
+    """A partition directory that no writer created raises an error.
+
+    Readers would take its files for rows of the table.
     """
     open_writer()
     (table / "ingest_date=yesterday").mkdir()
@@ -576,8 +573,9 @@ def test_foreign_partition_stops_the_start(open_writer, table):
 
 
 def test_second_writer_is_rejected(spark, open_writer, table, clock):
-    """A second writer raises an error with the process id of the first one, because both could take
-    an event for new.
+    """A second writer raises an error with the process id of the first.
+
+    Two writers could both store the same event.
     """
     open_writer()
     with pytest.raises(ConfigurationError, match=f"another process .pid {os.getpid()}"):
@@ -585,8 +583,9 @@ def test_second_writer_is_rejected(spark, open_writer, table, clock):
 
 
 def test_closed_writer_rejects_all_writes(open_writer, table):
-    """A closed writer no longer has the lease and its knowledge of the table is outdated, so
-    writing or moving the position raises an error.
+    """A closed writer raises an error if it is asked to write or to store a position.
+
+    It no longer holds the lease, and its state may be outdated.
     """
     closed = open_writer()
     rows = arrow_table([row_of(event, NOW) for event in batch_of(range(2))], 0)
@@ -602,8 +601,9 @@ def test_closed_writer_rejects_all_writes(open_writer, table):
 
 
 def test_rejected_destination_is_left_unchanged(spark, open_writer, table, clock, tmp_path):
-    """A table of another source and a directory with other files are rejected, and nothing is added
-    to the directory.
+    """A table of another source, or a directory with other files, is rejected.
+
+    Nothing is added to the directory.
     """
     open_writer().write(batch_of([0]))
     with pytest.raises(ConfigurationError, match=rf"belongs to topic {TOPIC}.*{MANAGED}"):
@@ -649,10 +649,8 @@ CHANGE_SCHEMA = json.dumps(
 )
 
 
-def test_event_metadata_is_in_columns(spark, open_writer, table):
-    """A change event's header, the headers that a publisher sent, and the org's id have columns of
-    their own.
-    """
+def test_event_metadata_is_stored_in_columns(spark, open_writer, table):
+    """Change event headers, publishers' headers and org ids are stored in separate columns."""
     codec = Codec("change", CHANGE_SCHEMA)
     header = {
         "entityName": "Account",
@@ -704,9 +702,7 @@ def test_every_column_has_a_comment(spark, open_writer, table):
 
 
 def test_schemas_are_stored_before_the_rows_that_need_them(open_writer, table, monkeypatch):
-    """When the rows are appended, their schema is stored already, because no typed table can be
-    made without it.
-    """
+    """A batch's schema is stored before its rows, because no typed table can be made without it."""
     held = FileSchemaStore(table.parent / ".orders.sfpubsub" / "_schemas")
     seen: list[str | None] = []
 
@@ -725,7 +721,7 @@ def test_schemas_are_stored_before_the_rows_that_need_them(open_writer, table, m
 def test_rows_without_their_schema_are_written_with_a_warning(open_writer, table, caplog):
     """Rows whose schema is not stored are written, with one warning per schema.
 
-    No warning is logged if the schema is given or stored.
+    No warning is logged if the schema is passed in or already stored.
     """
     rows = arrow_table([row_of(event, NOW) for event in batch_of(range(3))], 0)
     writer = open_writer()
@@ -738,9 +734,10 @@ def test_rows_without_their_schema_are_written_with_a_warning(open_writer, table
     assert FileSchemaStore(table.parent / ".orders.sfpubsub" / "_schemas").get("schema-1")
 
 
-def test_table_with_the_old_layout_is_continued(spark, open_writer, table, clock):
-    """A table with hourly partitions and fewer columns keeps its layout, and its rows are read with
-    the columns of the newest layout.
+def test_table_with_the_old_layout_keeps_it(spark, open_writer, table, clock):
+    """A table with hourly partitions and fewer columns keeps its layout when it is appended to.
+
+    Its rows are read with the columns of the newest layout.
     """
     open_writer().write(batch_of(range(3)))
     writer = open_writer()

@@ -22,7 +22,7 @@ PIECES = (("", "001004"), ("001004", "~"))
 
 @dataclass(frozen=True)
 class Request:
-    """A read request in flight: for records by id, or for a piece of the object."""
+    """A read request in flight, either for records by id or for a piece of the object."""
 
     sent: int
     as_of: AsOf
@@ -32,7 +32,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A response of the org to a request, and the read to which it belongs."""
+    """The org's response to a request, and the read that it belongs to."""
 
     request: Request
     read: Read
@@ -67,14 +67,17 @@ class Job:
 
     # The stream.
 
-    def note(self) -> None:
-        """Record the durable state. Done after every change, the worst case for the rules."""
+    def record_state(self) -> None:
+        """Record the durable state.
+
+        This is called after every change, which is the worst case for the rules.
+        """
         self.notes.append(Noted(self.org.now, AsOf(len(self.raw) - 1, len(self.asked))))
 
     def deliver(self, count: int, *, decoded: bool = True) -> None:
         """Append the next *count* events to the raw table.
 
-        Without *decoded*, they are undecodable, except for overflow events.
+        Unless *decoded* is true, all of them but overflow events are undecodable.
         """
         for event in self.org.bus[self.delivered : self.delivered + count]:
             is_good = decoded or event.change_type == "GAP_OVERFLOW"
@@ -82,15 +85,16 @@ class Job:
             self.delivered += 1
             if not is_good:
                 self.undecoded.append(event)
-        self.note()
+        self.record_state()
 
     def redrive(self) -> None:
-        """Append the undecodable events again, now decoded. Also request reads of their records,
-        because a read may have been newer than the late events.
+        """Append the undecodable events again, now decoded.
+
+        Also request reads of their records, because a read may be newer than the late events.
         """
         again, self.undecoded = self.undecoded, []
         self.raw += [(event, True) for event in again]
-        self.note()
+        self.record_state()
         for record_id in sorted({each for event in again for each in event.record_ids}):
             self.ask(Reason.ASKED, record_id)
 
@@ -102,13 +106,13 @@ class Job:
     # The queue.
 
     def ask(self, reason: Reason, record_id: str | None = None) -> None:
-        """Add an entry to the reread queue durably, for one record or for all of them."""
+        """Durably add a request to the reread queue, for one record or for all of them."""
         cue = Cue(reason, None, None, len(self.raw) - 1)
         entry = Entry(record_id, cue, len(self.asked) + 1)
         self.asked.append(entry)
         self.tables = replace(self.tables, queue=self.tables.queue | {entry})
         self.durable = replace(self.durable, queue=self.durable.queue | {entry})
-        self.note()
+        self.record_state()
 
     def sweep(self) -> None:
         """Compare all ids with the org's, and request reads of the records that differ."""
@@ -132,9 +136,7 @@ class Job:
         return as_of is not None
 
     def send_for_queue(self) -> bool:
-        """Send a read by id for all queued records; return False if the margin has not
-        passed yet.
-        """
+        """Send a read by id for all queued records; return False before the margin has passed."""
         queued = {e.record_id for e in self.tables.queue if e.record_id and not e.is_about_all}
         return self.send(ids=tuple(sorted(queued)))
 
@@ -158,7 +160,7 @@ class Job:
 
     # Merging.
 
-    def lay(self, end: int) -> None:
+    def apply_rows(self, end: int) -> None:
         """Apply the raw rows before position *end* to the tables."""
         start = self.tables.position
         if end <= start:
@@ -199,7 +201,7 @@ class Job:
         """Merge the next answer into the tables."""
         answer = self.answers[self.tables.merged]
         since = answer.read.as_of.ingest_seq + 1
-        self.lay(since)
+        self.apply_rows(since)
         ids = set(answer.request.ids) | answer.rows.keys()
         if answer.request.piece is not None:
             first, end = PIECES[answer.request.piece]
@@ -231,7 +233,7 @@ class Job:
         )
 
     def _newest(self, record_id: str) -> Read | None:
-        """Return the newest merged read of the piece that contains a record; None without one."""
+        """Return the newest merged read of the piece with the record, or None if there is none."""
         for number, (first, end) in enumerate(PIECES):
             if first <= record_id < end and number in self.tables.pieces:
                 return self.tables.pieces[number]
@@ -245,10 +247,10 @@ class Job:
         """Discard everything that is not committed, and the requests in flight.
 
         Args:
-            with_queue: Whether the next commit had already written its queue entries.
+            with_queue: Whether the queue entries of the next commit had already been written.
         """
         added = self.tables.queue - self.durable.queue if with_queue else frozenset()
         self.tables = replace(self.durable, queue=self.durable.queue | added)
         self.durable = self.tables
         self.requests, self.notes = [], []
-        self.note()
+        self.record_state()

@@ -127,7 +127,7 @@ class MirrorMachine(RuleBasedStateMachine):
     def deliver(self, count: int, lay: bool) -> None:
         self.job.deliver(count)
         if lay:
-            self.job.lay(len(self.job.raw))
+            self.job.apply_rows(len(self.job.raw))
 
     @rule(is_again=st.booleans())
     def fail_to_decode(self, is_again: bool) -> None:
@@ -190,7 +190,7 @@ class MirrorMachine(RuleBasedStateMachine):
         self.job.deliver(len(self.org.bus))
         if redrives:
             self.job.redrive()
-        self.job.lay(len(self.job.raw))
+        self.job.apply_rows(len(self.job.raw))
         waiting = [] if answers else self.job.requests
         if not answers:
             self.job.requests = []

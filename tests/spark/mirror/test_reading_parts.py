@@ -67,8 +67,9 @@ EMPTY = dict.fromkeys(ROW) | {"record_id": "001000000000002AAA", "Is__c": False}
 
 
 def test_json_and_csv_values_become_equal_rows():
-    """JSON from REST and CSV from Bulk become equal rows with the columns' types, including nulls,
-    quotes, line ends, surplus decimal digits, and parts of compound fields.
+    """JSON from REST and CSV from Bulk become equal rows with the columns' types.
+
+    This includes nulls, quotes, line ends, surplus decimal digits and parts of compound fields.
     """
     rows = [
         {"Id": "001000000000001AAA", "Name": 'a "b",\nc', "Price__c": Decimal("1.005"),
@@ -91,7 +92,7 @@ def test_json_and_csv_values_become_equal_rows():
 
 
 def test_column_that_a_read_did_not_select_is_null():
-    """A read may have begun before a column was added.
+    """A column added after a read began is null.
 
     Selected fields that are not columns, such as `IsDeleted`, are returned separately.
     """
@@ -118,9 +119,9 @@ READ = Read(AsOf(7, 3), (AT, 5, 1), AT)
 
 
 def test_stored_notes_markers_and_reads_are_restored():
-    """A step's note, a piece's marker and a row's read equal those that were stored.
+    """A step's note, a piece's marker and a row's read are equal when loaded again.
 
-    A note of a merge that was stored without ids can be loaded too.
+    A merge's note that was stored without ids can still be loaded.
     """
     merge = Merge("Account", "object", 1, 2, READ, None, is_last=True, laid=9, at=1.5, calls=3)
     for note in (
@@ -145,10 +146,10 @@ def entry(record_id: str | None, seq: int = 1, asked: int = 0) -> Entry:
     return Entry(record_id, Cue(Reason.GAP, None, None, seq), asked)
 
 
-def test_next_read_covers_entries_that_it_can_close():
-    """No read begins before a margin has passed, or for an entry that it cannot close.
+def test_next_read_is_chosen_from_closable_entries():
+    """No read begins before a margin has passed, or for an entry that it could not close.
 
-    The whole object is read for an entry about all records, or for too many entries.
+    The whole object is read if an entry is about all records, or if there are too many entries.
     """
     objects = ["Account", "Contact"]
     entries = {"Contact": [entry("003A"), entry("003B", seq=9)]}
@@ -177,9 +178,9 @@ def test_budget_limits_requests_within_24_hours():
 
 
 def test_id_range_of_a_merge_covers_its_pieces():
-    """The range is known only if every piece with rows states its lowest and highest id.
+    """The id range is known only if every piece with rows states its lowest and highest id.
 
-    Otherwise the merge has to look for its records in the table.
+    Otherwise the merge must look up its records in the table.
     """
     one = Marker(1, "object", READ.as_of, size=2, lowest="001C", highest="001D")
     two = replace(one, lowest="001A", highest="001B")
@@ -190,8 +191,9 @@ def test_id_range_of_a_merge_covers_its_pieces():
 
 
 def test_read_is_complete_once_its_last_step_is_merged():
-    """A read of an object needs one step more than its pieces, for the records that it did not
-    return.
+    """A read of an object counts as complete only after the step that follows its pieces.
+
+    That step handles the records that the read did not return.
     """
     account = Account()
     last = Marker(1, "object", READ.as_of, is_last=True, piece=2)
@@ -203,8 +205,8 @@ def test_read_is_complete_once_its_last_step_is_merged():
     assert Account().is_through(replace(last, kind="ids"))
 
 
-def test_row_known_only_from_a_read_has_correct_flags():
-    """The row is complete and sound, or marked for a reread if a queue entry is open.
+def test_row_from_a_read_alone_is_complete():
+    """The row is marked complete, and is marked for a reread only if a queue entry is open.
 
     If a newer read did not return the record, there is no row.
     """
@@ -224,8 +226,9 @@ def test_row_known_only_from_a_read_has_correct_flags():
 
 
 def test_agenda_returns_what_is_due():
-    """An object is due for a complete read at first, when it has new fields, and when its formulas
-    are old. Its ids are compared on schedule. In a run that is to end, nothing is done twice.
+    """An object is due for a full read at first, when it has new fields, or when formulas are old.
+
+    Its ids are compared on schedule. A run that is about to end repeats nothing.
     """
     account, agenda = Account(), Agenda(refresh_formulas=10.0, sweep=20.0)
     formula = Column("Sum__c", pa.int64(), "Sum__c", "", ("Sum__c",), calculated=True)
@@ -248,8 +251,9 @@ def test_agenda_returns_what_is_due():
 
 
 def test_retry_delays_grow_up_to_ten_minutes():
-    """The delay doubles with each failure up to ten minutes, and is ten minutes at once if the
-    daily requests are used up. A successful read resets it.
+    """The delay doubles with each failure, up to ten minutes, and a successful read resets it.
+
+    If the daily requests are used up, it is ten minutes at once.
     """
     patience = Patience()
     error = StreamUnavailableError("down")

@@ -1,6 +1,4 @@
-"""Tests of the check of a user's permissions before a mirror starts, and of durations on the
-command line.
-"""
+"""Tests of the permission check before a mirror starts, and of durations on the command line."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ from tests.rest.support import QUICK
 
 
 def test_mirror_requires_a_user_who_sees_all_records(tmp_path: Path):
-    """Records that the user cannot see would count as deleted, so an error names the objects with
-    such records. An object name that is unknown or spelled differently than in the org is rejected
-    too.
+    """Records that the user cannot see would count as deleted, so such objects raise an error.
+
+    An object name that is unknown or differs from the org's spelling is rejected.
     """
     with EmulatorServer(tmp_path) as emulator:
         url, org = emulator.instance_url, emulator.tenant_id
@@ -48,8 +46,9 @@ def test_duration_is_converted_to_seconds(text: str, seconds: float):
 
 @pytest.mark.parametrize("text", ["", "soon", "-1h", "1w", "nan"])
 def test_invalid_duration_is_rejected(text: str):
-    """Arbitrary text, negative numbers and unknown units are usage errors, so that a typing error
-    does not become a schedule.
+    """Arbitrary text, negative numbers and unknown units are usage errors.
+
+    Otherwise a typing error could become a schedule.
     """
     with pytest.raises(click.BadParameter, match="duration"):
         Duration().convert(text, None, None)

@@ -67,7 +67,7 @@ def change_schema(**changed) -> str:
 
 
 def test_a_batch_with_many_schemas_gives_the_same_rows_as_in_python(monkeypatch):
-    """Events of all schemas in turn are decoded in the order of their arrival."""
+    """Events with alternating schemas are decoded in the order in which they arrived."""
     codecs = [Codec(name, schema_text(name)) for name in CORPUS]
     events = [
         (place, payload(codec.schema_id, value))
@@ -80,7 +80,10 @@ def test_a_batch_with_many_schemas_gives_the_same_rows_as_in_python(monkeypatch)
 
 @pytest.mark.parametrize("bad", [b"", b"\x00", b"\xff" * 20])
 def test_an_undecodable_payload_becomes_a_row_without_json(monkeypatch, bad):
-    """Its row keeps its place and reports the same error; the other events are decoded."""
+    """The row of an undecodable event keeps its place, and both decoders report the same error.
+
+    The other events are decoded.
+    """
     codec = Codec("order_event", schema_text("order_event"))
     events = [(0, payload("order_event", value)) for value in values("order_event", 30)]
     events[7] = (0, bad)
@@ -119,7 +122,7 @@ def test_an_unusual_change_header_gives_the_same_row_as_in_python(monkeypatch, f
 
 @pytest.mark.parametrize("time", [0, -1, -62_135_596_800_001, 253_402_300_800_000, 2**62])
 def test_extreme_event_times_give_the_same_rows_as_in_python(monkeypatch, time):
-    """Times up to 1970 and times outside the range of Spark's timestamps are treated alike."""
+    """Both decoders agree on times up to 1970 and on times that Spark cannot represent."""
     codec = Codec("order_event", schema_text("order_event"))
     some = list(values("order_event", 3))
     events = [

@@ -59,8 +59,8 @@ def events(count: int) -> list[str]:
     return [f"event-{n}" for n in range(count)]
 
 
-def test_compaction_between_batches_changes_nothing(spark, open_writer, table):
-    """After OPTIMIZE, the open writer and the next one both resume; each event is stored once."""
+def test_writers_resume_after_compaction(spark, open_writer, table):
+    """After OPTIMIZE, the open writer and the next one resume; each event is stored once."""
     writer = open_writer()
     writer.write(batch_of(range(2)))
     writer.write(batch_of(range(4)))
@@ -75,8 +75,10 @@ def test_compaction_between_batches_changes_nothing(spark, open_writer, table):
 
 
 def test_state_is_read_from_the_rows_if_the_log_has_lost_our_commits(spark, open_writer, table):
-    """Delta expires commits after 30 days: the next writer then takes position and row numbers from
-    the rows."""
+    """If the log no longer contains our commits, position and row numbers are read from the rows.
+
+    Delta expires commits after 30 days.
+    """
     open_writer().write(batch_of(range(3)))
     for _ in range(2):
         spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('note' = 'x')")
@@ -95,8 +97,10 @@ def test_state_is_read_from_the_rows_if_the_log_has_lost_our_commits(spark, open
 
 
 def test_a_restored_table_resumes_from_its_rows(spark, open_writer, table):
-    """After RESTORE, the position is that of the newest remaining row, so removed events can be
-    written again; the table still belongs to its topic."""
+    """After RESTORE, the position is that of the newest remaining row.
+
+    Removed events can be written again, and the table still belongs to its topic.
+    """
     writer = open_writer()
     writer.write(batch_of(range(2)))
     version = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()[0]["version"]
@@ -114,8 +118,10 @@ def test_a_restored_table_resumes_from_its_rows(spark, open_writer, table):
 
 
 def test_a_restore_records_one_gap_for_a_managed_subscription(spark, open_writer, table):
-    """The service does not send the removed events again, so a gap is recorded; opening the table
-    again adds no second one."""
+    """The service does not redeliver the removed events, so a gap is recorded.
+
+    Opening the table again records no second gap.
+    """
     writer = open_writer(subscription=MANAGED)
     writer.write(batch_of(range(2), topic=None))
     version = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()[0]["version"]
@@ -151,8 +157,10 @@ def test_a_restored_table_resumes_each_of_its_sources_separately(spark, open_wri
 
 
 def test_a_commit_that_delta_skips_raises_an_error(open_writer, table, monkeypatch):
-    """Delta silently skips a transaction number that the table already has: the writer detects
-    this, and can then write the batch."""
+    """The writer detects a commit that Delta silently skipped, and can then write the batch.
+
+    Delta skips a transaction number that the table already has.
+    """
     writer = open_writer()
     writer.write(batch_of(range(2)))
     known = writer._table._state
@@ -164,8 +172,10 @@ def test_a_commit_that_delta_skips_raises_an_error(open_writer, table, monkeypat
 
 
 def test_a_delta_write_runs_one_spark_job(spark, open_writer, table):
-    """Delta's own writer would run three more jobs per commit to compute the table's state; the
-    transaction number that keeps two writers apart is still in the log."""
+    """A write runs only one Spark job; Delta's own writer would run three more per commit.
+
+    The log still contains the transaction number that keeps two writers apart.
+    """
     writer = open_writer()
     writer.write(batch_of(range(2)))
     for count in (4, 6):
@@ -200,7 +210,7 @@ def test_a_commit_by_another_writer_in_between_is_detected(spark, lake, tmp_path
 
 
 def test_replay_ids_have_no_min_and_max_statistics(open_writer, table):
-    """Replay ids are not ordered, so neither the log nor the files contain bounds for them."""
+    """Neither the log nor the files contain bounds of replay ids, which are not ordered."""
     import pyarrow.parquet as pq
 
     open_writer().write(batch_of(range(5)))

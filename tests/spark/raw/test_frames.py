@@ -12,7 +12,10 @@ from sfpubsub.spark.runtime.session import own_session
 
 
 def test_a_large_batch_is_split_into_several_tasks_on_a_cluster(spark: SparkSession, monkeypatch):
-    """Spark rejects tasks of 128 MiB, and the largest batch of a stream exceeds that."""
+    """A large batch is split into several tasks, because Spark rejects tasks of 128 MiB.
+
+    The largest batch of a stream exceeds that limit.
+    """
     ours = spark.newSession()
     ours.conf.set("spark.sql.execution.arrow.localRelationThreshold", "0")  # as if it were large
     monkeypatch.setattr(ours.sparkContext, "master", "spark://elsewhere")
@@ -26,8 +29,10 @@ def test_a_large_batch_is_split_into_several_tasks_on_a_cluster(spark: SparkSess
 
 
 def test_the_session_of_the_caller_stays_active(spark: SparkSession):
-    """A query in a session of our own does not replace the thread's active session, where the
-    caller may have registered views."""
+    """A query in the package's own session does not replace the thread's active session.
+
+    The caller may have registered views in that session.
+    """
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
     rows = own_session(spark).createDataFrame(SCHEMA.empty_table())
     sessions.setActiveSession(spark._jsparkSession)
