@@ -286,7 +286,7 @@ class EmulatorServer:
         repeatedly.
         """
         if self._grpc is not None:
-            self._grpc.stop(grace=0).wait(_STOP_S)  # with None, `stop` could wait forever
+            self._grpc.stop(grace=0).wait(_STOP_S)  # with grace=None, `stop` could block forever
         if self._http is not None:
             self.cometd.sessions.stop()
             self._http.stop()

@@ -132,7 +132,8 @@ class FaultPlan:
         """
         entry = _Entry(fault)
         with self._adding:
-            with self._lock:  # before it takes effect, so that `met` counts the first client too
+            # Add it before it takes effect, so that `met` also counts the first client.
+            with self._lock:
                 self._entries.append(entry)
                 number = len(self._entries) - 1
                 if not KINDS[fault.kind].acts:
@@ -242,7 +243,8 @@ class FaultPlan:
         """
         with self._lock:
             own = [entry for entry in self._entries if entry.fault is fault]
-            if own:  # the same fault may have been added twice
+            if own:
+                # A fault that was added twice has two entries, which share the counts evenly.
                 min(own, key=lambda entry: entry.happened).happened += 1
 
     def report(self) -> list[dict[str, Any]]:

@@ -142,7 +142,7 @@ FAILURES: dict[str, Failure] = {
         confirmed=True,
     ),
     "publish.topic.validation.empty": Failure("INVALID_ARGUMENT", "The topic name can't be blank."),
-    # The real suffix for publishing where it is not allowed is not known.
+    # The real suffix for a topic that does not allow publishing is not known.
     "publish.topic.cannot.publish": Failure(
         "PERMISSION_DENIED", "You may not publish to topic {topic}."
     ),

@@ -82,7 +82,7 @@ class Blocks:
         # bus's locks.
         self._lock = threading.Lock()
         self._losses = -1
-        # By topic number: the position where the topic's blocks end, and an upper bound for the
+        # By topic number: the position where the topic's blocks end, and an upper bound on the
         # number of its events after that position.
         self._ends: dict[int, tuple[int, int]] = {}
         changes = "with" if settings.change_event_ids else "without"
@@ -97,8 +97,8 @@ class Blocks:
         with_ids = self._with_ids(topic)
         mint = self._bus.ids.mint
         message = pb.FetchResponse()
-        # Fields are set in place, one at a time, and events are unpacked: building the messages
-        # separately and copying them in takes three times as long.
+        # Set the fields of each message in place: building the messages first and copying them in
+        # takes three times as long.
         add = message.events.add
         for position, event_id, schema_id, payload in events:
             item = add()
@@ -127,7 +127,7 @@ class Blocks:
             return None
         counts = [line.split(" ") for line in block.contents[_NUMBERS.size :].decode().splitlines()]
         if position == block.behind and limit >= EVENTS and len(block.wire) <= size:
-            # The whole block, as for a reader from the beginning: no need to inspect it.
+            # The whole block is needed, so its events need not be inspected.
             positions = array("q", block.contents[: EVENTS * 8])
             return Piece(positions, {name: int(count) for count, name in counts}, block.wire)
         return _part(block, [name for _, name in counts], position, limit, size)

@@ -223,7 +223,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         if error:
             self.count.commits_refused += 1
         else:
-            if position is not None:  # None: this position is committed already, and has expired
+            if position is not None:  # None: already committed, and expired since then
                 world.managed.commit(record.subscription_id, position)
                 world.commits.note(record.subscription_id, position, at)
                 del self._tips[: bisect.bisect_right(self._tips, position)]
@@ -271,7 +271,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         answered = self._answers[: max(1, count)]
         del self._answers[: max(1, count)]
         self._with_events = False
-        self._answers_due = 0.0  # the remaining ones are due as well
+        self._answers_due = 0.0  # the remaining responses are due as well
         if not self._answers:
             self._wanted_answers = 1
         return answered[-1]

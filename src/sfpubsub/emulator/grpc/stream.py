@@ -310,7 +310,7 @@ class EventStream(ABC, Generic[R]):
     def _keepalive_tip(self, position: int) -> int:
         """Return the position to send in a keepalive: `position`, unless a fault changes it."""
         bus, faults = self.world.bus, self.world.faults
-        if not bus.is_alive(self.position):  # the last position is not valid any more
+        if not bus.is_alive(self.position):  # the last position is no longer valid
             return position
         fault = faults.take("move_keepalive_tip", self.rpc, self.target)
         if fault is None:

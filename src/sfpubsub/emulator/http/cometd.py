@@ -102,7 +102,7 @@ class _Exchange:
         if fault is not None:
             refusal = Refusal(fault["text"], reconnect=fault["reconnect"], reason=fault["reason"])
             return self._refused(message, refusal)
-        if channel not in kinds:  # publishing by CometD is not implemented by Salesforce
+        if channel not in kinds:  # Salesforce does not support publishing over CometD
             return self._refused(message, Refusal("restricted"))
         try:
             return kinds[channel](message)
@@ -288,9 +288,9 @@ class _Exchange:
     def _stamped(self, events: list[Message], session: Session) -> list[Message]:
         for event in events:
             event["clientId"] = session.client_id
-            if (
-                self._settings.streaming_event_ids
-            ):  # as on some servers: the ids can equal those of requests
+            # Some servers do this. The ids are counted separately from those of the client's
+            # requests, so the same id can occur in both.
+            if self._settings.streaming_event_ids:
                 event["id"] = str(next(self._numbers))
         return events
 

@@ -126,9 +126,10 @@ class HttpServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # A burst of clients would fill the default queue of 5, and each further client then waits 1 s.
+    # A burst of clients would fill the default queue of 5, and each further client would wait 1 s.
     request_queue_size = _CONNECTIONS
-    block_on_close = False  # threads may be waiting in kept-alive connections; they are daemons
+    # Do not wait for the threads of idle keep-alive connections; they are daemons.
+    block_on_close = False
     # The default of http.server would let two emulators share a port on some systems.
     allow_reuse_port = False
     world: World
@@ -164,7 +165,7 @@ class _Server(ThreadingHTTPServer):
         if self.tls is None:
             super().finish_request(request, client_address)
             return
-        # TLS uses a duplicate, so that the original socket can be closed like that of plain HTTP.
+        # Wrap a duplicate in TLS, so that the original socket can be closed as for plain HTTP.
         with contextlib.closing(request.dup()) as copy:
             copy.settimeout(_SILENCE_S)
             with self.tls.wrap_socket(copy, server_side=True) as secured:
@@ -241,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "sfpubsub-emulator"
     sys_version = ""
-    # Otherwise a body can wait 40 ms for the acknowledgement of the response's header.
+    # Otherwise a body can wait 40 ms until the client acknowledges the response headers.
     disable_nagle_algorithm = True
     unread = False  # whether a request was refused before its body was read
 
@@ -409,7 +410,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _cut(request: socket.socket) -> None:
     try:
-        request.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+        request.shutdown(socket.SHUT_RDWR)  # wakes the connection's thread, which closes the socket
     except OSError as error:
         _log.debug("a connection was already closed: %s", error)
 

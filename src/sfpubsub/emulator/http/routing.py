@@ -91,7 +91,7 @@ _ROUTES = (
     _route(_VERSION + r"/sobjects/?", GET=describe.everything),
     _route(_OBJECT + r"/?", GET=describe.basics, POST=sobjects.create),
     _route(_OBJECT + r"/describe/?", GET=describe.whole),
-    _route(  # `updated` and `deleted` are other resources, which are not served, and not ids
+    _route(  # `updated` and `deleted` are not ids, but resources that are not served
         _OBJECT + r"/(?P<id>(?!(?:updated|deleted)$)\w+)",
         GET=sobjects.read,
         PATCH=sobjects.update,

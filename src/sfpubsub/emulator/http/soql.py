@@ -93,7 +93,8 @@ def _is_like(value: str, pattern: str) -> bool:
     """
     parts = re.findall(r"\\.|.", pattern, re.DOTALL)
     at = here = 0
-    resume: tuple[int, int] | None = None  # after the last %, and the end of its match so far
+    # Index in `parts` after the last %, and index in `value` where the match of that % ends so far.
+    resume: tuple[int, int] | None = None
     while here < len(value):
         part = parts[at] if at < len(parts) else ""
         if part == "%":

@@ -130,7 +130,7 @@ def unsupported(name: str) -> RestRefused:
 
 
 def _holds(column: str, condition: soql.Condition, row: Row) -> bool:
-    if column == "Id" and not condition.like:  # accepts both forms of an id; case matters
+    if column == "Id" and not condition.like:  # 15 or 18 characters; case matters
         given = condition.text
         return bool(row["Id"] == (eighteen(given) if len(given) == 15 else given))
     return condition.holds(str(row[column]))

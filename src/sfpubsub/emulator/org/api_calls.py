@@ -20,7 +20,7 @@ class ApiCalls:
     def __init__(self, most: int) -> None:
         self.most = most
         self._lock = threading.Lock()  # guards the segments
-        self._segments: deque[tuple[int, int]] = deque()  # number of the segment, calls
+        self._segments: deque[tuple[int, int]] = deque()  # pairs (segment number, calls)
         self._used = 0
 
     def take(self, now: float) -> bool:

@@ -142,7 +142,7 @@ class EventChannels:
         with self._lock:
             topics = {topic.name for topic in self._bus.topics()}
             for channel in self.channels():
-                # The process was killed after creating the record, before the topic.
+                # The process may have been killed between creating the record and the topic.
                 if channel.topic not in topics:
                     self._bus.put_channel(channel.topic, [])
             for topic in self._bus.topics():

@@ -37,7 +37,8 @@ class ReplayIds:
     def __init__(self, length: int) -> None:
         self._length = length
         size = length - _NUMBER_BYTES
-        # The end of every id: the two zero bytes of the usual format, or None for a digest.
+        # What follows the number in every id: nothing or two zero bytes. None if it is a digest,
+        # which differs from id to id.
         self._end = bytes(size) if size <= 2 else None
 
     def mint(self, position: int) -> bytes:

@@ -143,7 +143,7 @@ class SignIn:
         if not self.settings.rotate_refresh_tokens:
             return self._answer(app, user, url, token)
         new = self.accounts.rotate(token, app.client_id)
-        if new is None:  # another request used it first
+        if new is None:  # another request has already used the token
             raise SignInRefused("refresh")
         answer = self._answer(app, user, url, new)
         return {**answer, "refresh_token": new}

@@ -171,7 +171,7 @@ def decoded(world: World, event: Event) -> dict[str, Any]:
         return value
     try:
         return with_names(value, json.loads(schema.text))
-    except (ValueError, IndexError):  # a test published bitmaps that are not valid
+    except (ValueError, IndexError):  # a test may have published invalid bitmaps
         return value
 
 

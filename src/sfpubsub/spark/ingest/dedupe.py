@@ -26,11 +26,12 @@ from sfpubsub.spark.raw.table import StoredRow
 # documentation), doubled because the service purges late. An older event time cannot be right.
 KEPT = 144 * 3600.0
 
-# Seconds by which an event's time may be too late, because publishers set it with their own clocks.
+# Seconds by which an event's time may be ahead, because publishers set it with their own clocks.
 # Lookups in the table start that much earlier.
 _CLOCK_MARGIN = 24 * 3600.0
 
-# Layout of a mark's 64 bits: the hour, then 12 bits for schema and topic, then 32 for the payload.
+# Layout of a mark, from the lowest of its 64 bits: 20 bits for the hour, 12 for schema and topic,
+# and 32 for the payload.
 _CONTEXT_BITS = 12
 _CONTEXT_MASK = (1 << _CONTEXT_BITS) - 1
 _PAYLOAD_SHIFT = HOUR_BITS + _CONTEXT_BITS

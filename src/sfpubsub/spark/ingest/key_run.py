@@ -195,7 +195,8 @@ class KeyRun:
                     crc = zlib.crc32(data, crc)
                     index.add(np.frombuffer(data, "<u8").reshape(-1, _COLUMNS))
                     left -= len(data) // RECORD_BYTES
-        except (OSError, ValueError, IndexError) as error:  # the last two if it is not sorted
+        # ValueError and IndexError: the keys are not sorted.
+        except (OSError, ValueError, IndexError) as error:
             raise DamagedRunError(f"{path} cannot be read: {error}") from error
         if crc != entry.crc:
             raise DamagedRunError(f"the checksum of {path} differs from that in its manifest entry")

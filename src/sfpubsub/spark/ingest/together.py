@@ -30,7 +30,7 @@ DEFAULT_PATIENCE = 0.4
 
 # Seconds after which a position without events, such as one from a keepalive, is written on its
 # own. The service accepts positions for 72 h, so this could be longer, but a restart would then
-# read more events again.
+# receive more events again.
 MOVE_AFTER = 60.0
 
 # Number of written positions remembered per source, so that `Together.note` can ignore them. The

@@ -26,8 +26,9 @@ _RESTLESS = ("SystemModstamp", "LastViewedDate", "LastReferencedDate")
 # compound fields are assembled from their parts.
 _UNREADABLE = ("base64", "complexvalue", "address", "location")
 
-# Maximum number of digits in an org. All decimals use this precision, regardless of the org's
-# declaration, so that a field keeps its column when the number of its integer digits is raised.
+# Maximum number of digits of a number in Salesforce. All decimals use this precision, regardless of
+# the org's declaration, so that a field keeps its column when its number of integer digits is
+# raised.
 _DIGITS = 18
 
 _KINDS = {

@@ -17,13 +17,13 @@ from sfpubsub.spark.ingest.background import Background
 from sfpubsub.spark.mirror.log import Marker
 
 # Maximum number of pieces read ahead of the merge. Merging several pieces together saves about a
-# second for each merge avoided. But events have to wait for a merge, which takes a few seconds.
+# second for each merge avoided, but events have to wait during a merge, which takes a few seconds.
 _AHEAD = 8
 
 # Seconds between checks of the stop flag while the queue is full.
 _POLL = 0.25
 
-# Seconds to wait for the running read at the end. It checks the stop flag between requests. Data
+# Seconds to wait on exit for a read in progress, which checks the stop flag between requests. Data
 # that it reads after that time is read again.
 _PATIENCE = 30.0
 

@@ -49,7 +49,7 @@ BEFORE, ENTRY, FOUND, ABSENT, CHANGE = range(5)
 PARTS = pa.schema(
     [
         ("_part", pa.int32()),
-        ("_asked", pa.int64()),  # of an entry
+        ("_asked", pa.int64()),  # only in rows of kind ENTRY
         ("_changed", pa.list_(pa.string())),
         ("_diffs", pa.list_(pa.string())),
     ]
@@ -147,7 +147,7 @@ def rows_without(rows: pa.Table, merging: Merging) -> pa.Table | None:
         in *rows* as in the object's table.
     """
     made = row_without(merging)
-    if made is None:  # such rows are skipped
+    if made is None:  # the read is outdated: skip its rows
         made, rows = (None,) * len(merging.output), rows.slice(0, 0)
     said = dict(zip(merging.output.names, made, strict=True))
     types = pa.schema([("record_id", pa.string()), *merging.types])

@@ -213,7 +213,7 @@ class Mirror:
             account = self._ledger.of(name)
             merged = account.merged
             if markers and markers[-1].piece == merged and not account.is_through(markers[-1]):
-                merged -= 1  # all pieces are merged, but not the absence of the other records
+                merged -= 1  # all pieces are merged, but the read's closing step is due
             self._fetching.left(name, markers, merged)
 
     def advance(self, state: StreamState) -> bool:
@@ -231,7 +231,8 @@ class Mirror:
         except SPARK_ERRORS as error:
             raise WriteError(f"the mirror cannot continue: {first_line(error)}") from error
         except (StreamUnavailableError, QuotaExceededError) as error:
-            self._is_held = True  # an event has a new schema, but the describe request failed
+            # A describe request failed, for example after an event with a new schema.
+            self._is_held = True
             self._wait_after(error)
             return False
 
@@ -446,7 +447,7 @@ class Mirror:
         name, markers = found
         marker = markers[-1]
         account, now = self._ledger.of(name), self._wall()
-        if marker.kind == "sweep":  # its pieces are compared together
+        if marker.kind == "sweep":  # compared as a whole, after its last piece
             if marker.is_last:
                 self._hand.do(Sweep(name, marker.read, marker.piece, self._hand.laid(), now))
             return True

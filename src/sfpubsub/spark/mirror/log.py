@@ -47,7 +47,7 @@ FACTS = pa.schema(
 _FACTS = {"kind": "reads"}
 
 # Maximum size of the pieces kept in memory until they are merged, in bytes. A piece of 50,000 rows
-# of an ordinary object has some 5 MB.
+# of an ordinary object takes about 5 MB.
 _KEPT_BYTES = 128 * 1024 * 1024
 
 

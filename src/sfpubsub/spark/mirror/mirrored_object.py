@@ -199,7 +199,7 @@ class MirroredObject:
         applied only once, and its result is combined with the values of each row.
         """
         made = row_without(merging)
-        if made is None:  # such rows are skipped
+        if made is None:  # the read is outdated: skip its rows
             made, rows = (None,) * len(merging.output), rows.limit(0)
         said = dict(zip(merging.output.names, made, strict=True))
         given = {f"`{name}`": _literal(said[name], name) for name in FLAGS.names}

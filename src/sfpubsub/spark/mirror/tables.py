@@ -37,8 +37,8 @@ from sfpubsub.spark.tables.records import Cue, ObjectCue, Reason
 from sfpubsub.spark.tables.steps import Step
 from sfpubsub.spark.tables.target import Target
 
-# Condition for rows of deleted records that are known to be correct. The setting ``remove`` deletes
-# these rows.
+# Condition for rows of deleted records that need no reread. The setting ``remove`` deletes these
+# rows.
 _DELETED = "_is_deleted AND NOT _reread"
 
 # Minimum number of rows in a merge for which rows of unknown records are inserted separately. For

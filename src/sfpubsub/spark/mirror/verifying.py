@@ -285,7 +285,7 @@ class _Sides:
         return Why.RECENT if self._is_recent(self._deleted[record_id]) else None
 
 
-# Key of the time of the last change in a row of the org; no column has this name.
+# Key under which a row of the org has the time of its last change; no column has this name.
 _AT = "_changed_at"
 
 

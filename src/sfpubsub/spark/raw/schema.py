@@ -48,7 +48,7 @@ SCHEMA = pa.schema(
         ("payload_json", pa.string()),  # null if the payload does not fit its schema
         # Since layout 3.
         ("org_id", pa.string()),
-        ("change_header", CHANGE_HEADER),  # null for all other events
+        ("change_header", CHANGE_HEADER),  # null unless it is a change event
         ("headers", pa.map_(pa.string(), pa.binary())),  # null if the event has none
     ]
 )

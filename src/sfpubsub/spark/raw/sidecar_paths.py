@@ -90,8 +90,8 @@ def check_place(table: Path, staging: Path | None) -> None:
             f"with --staging (staging=)"
         )
     owner = owner_of(place)
-    # The default directory cannot belong to another table, but that of a copied table still names
-    # the original.
+    # Check only a directory that the user chose. The default one cannot belong to another table,
+    # although it names the original if the table is a copy.
     if staging is not None and owner is not None and _is_another(owner, table):
         raise ConfigurationError(
             f"{place} belongs to the table {owner}: name another directory with --staging "

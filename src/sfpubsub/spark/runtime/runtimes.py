@@ -110,7 +110,8 @@ _CLASSES = {
 }
 
 
-# The package with the file system of a URL scheme; it must have the version of Spark's Hadoop.
+# The package that implements the file system of a URL scheme. Its version must be that of Spark's
+# Hadoop.
 _FILE_SYSTEMS = {
     "s3a": "org.apache.hadoop:hadoop-aws",
     "abfs": "org.apache.hadoop:hadoop-azure",

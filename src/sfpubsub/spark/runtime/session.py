@@ -237,9 +237,9 @@ def _stop(spark: SparkSession) -> None:
         logging.getLogger("sfpubsub.spark").debug("Spark had exited before it was stopped")
 
 
-# Settings of our own sessions. Persisted frames get a number of partitions that depends on their
-# size. By default even a few rows would have `spark.sql.shuffle.partitions` (200) partitions, and
-# the same number of files.
+# Settings of our own sessions. The second makes the number of partitions of a persisted DataFrame
+# depend on its size. Otherwise even a few rows would have `spark.sql.shuffle.partitions` (200)
+# partitions, and the same number of files.
 _OWN = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from sfpubsub.spark.stream.partition import EventPartition
 
-# Maximum size of the events of one batch read, in bytes. The planning process and then the driver,
-# whose memory is 1 GB by default, each need twice as much memory.
+# Maximum size of the events that one `spark.read` returns, in bytes. The planning process and then
+# the driver, whose memory is 1 GB by default, each need twice as much memory.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 

@@ -109,7 +109,7 @@ class Feed:
             StreamError: The Spark driver has exited.
         """
         if os.getppid() != self._parent:
-            # The driver was killed, so nobody reads the result. Do not outlive it with a long
+            # The driver was killed, so nobody reads the result: end now, even during a long
             # recovery.
             raise StreamError("the Spark driver of this source has exited: restart the query")
         batch = self._subscription.next_batch(timeout)

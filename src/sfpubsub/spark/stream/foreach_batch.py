@@ -42,8 +42,7 @@ _QUERY_ID = "sql.streaming.queryId"
 # Local property with the job group that Spark cancels when it stops the query.
 _JOB_GROUP = "spark.jobGroup.id"
 
-# Exceptions of the JVM in a call that was interrupted. Spark interrupts calls when it stops the
-# query.
+# JVM exceptions of an interrupted call. Spark interrupts calls when it stops the query.
 _INTERRUPTIONS = (
     "java.lang.InterruptedException",
     "java.io.InterruptedIOException",
@@ -171,8 +170,8 @@ def _told(error: Exception, name: str, group: str | None) -> SfPubSubError:
     """Log the complete error, and return a short one for Spark."""
     if _is_interruption(error, group):
         _log.info("batch %s was interrupted", name, exc_info=error)
-        # By these words, Spark recognizes a stop that it has requested. Otherwise it would report a
-        # failure of the query.
+        # From the words in parentheses, Spark recognizes that it has requested the stop itself.
+        # Otherwise it would report that the query failed.
         return WriteError(
             f"batch {name} was interrupted and will be written by the next run "
             f"(org.apache.spark.SparkException: job group {group} was cancelled)"

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.types import StartPosition, start_position
 
-# Maximum number of events per trigger, and of events received ahead for the next one. With 100,000,
+# Maximum number of events in a trigger, and of those received ahead for the next one. With 100,000,
 # Spark's fixed cost per batch (0.1 to 0.2 s) hardly matters. At 300 bytes each, they take 30 MB in
 # the source's process and another 30 MB in Spark.
 DEFAULT_MAX_EVENTS = 100_000
@@ -25,8 +25,8 @@ DEFAULT_MAX_EVENTS = 100_000
 # Above this, the driver's default memory of 1 GB is no longer enough for one trigger.
 HIGHEST_MAX_EVENTS = 1_000_000
 
-# Maximum payload bytes per trigger, and of events received ahead for the next one. The source's
-# process keeps them in memory, plus about 400 bytes per event.
+# Maximum size of the payloads in a trigger, and of those received ahead for the next one, in bytes.
+# The source's process keeps them in memory, plus about 400 bytes per event.
 MAX_HELD_BYTES = 64 * 1024 * 1024
 
 # Above this, the driver's default memory of 1 GB is no longer enough for one trigger.

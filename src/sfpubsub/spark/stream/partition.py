@@ -134,7 +134,7 @@ def _event_rows(partition: EventPartition, table: pa.Table) -> pa.RecordBatch:
         ack=lambda first, last: None,
     )
     found, _ = read_table(list(batch), columns[3], partition.first_seq)
-    # The first row of each schema contains its text, so that the writer can store it (see
+    # The first row of each schema also contains the schema, so that the writer can store it (see
     # `SCHEMA_JSON`).
     first = {schema_id: place for place, schema_id in reversed(list(enumerate(columns[1])))}
     texts: list[str | None] = [None] * len(batch)

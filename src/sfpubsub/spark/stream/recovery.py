@@ -70,7 +70,7 @@ def find(
                 limit = horizon()
             for index, event in enumerate(events):
                 if begun and len(held) == size:
-                    return None  # the batch had no more events, and its end is not among them
+                    return None  # as many events as the batch had, but not its end
                 if not begun and event.raw.replay_id == end.first:
                     held.clear()
                     begun = True

@@ -42,12 +42,13 @@ from sfpubsub.spark.tables.target import Target
 
 HISTORY_SUFFIX = "_history"
 
-# Values of the fact ``kind`` stored with these tables, which typed tables do not have.
+# Values of the stored fact ``kind`` that distinguish these tables from typed tables.
 _KINDS = ("current", "history")
 
 _RECORD_ID = pa.schema([("record_id", pa.string())])
 
-# Columns of a typed table that the fold uses unchanged.
+# Input columns of the fold that are copied from the typed table. Their names there have no
+# underscore.
 _TAKEN = ("_change_type", "_commit_timestamp", "_commit_number", "_sequence_number", "_ingest_seq")
 
 # Columns of a cue in `Folding.output`, and the corresponding columns of the queue.
@@ -58,8 +59,8 @@ _CUE_COLUMNS = {
     "_ingest_seq": "since_seq",
 }
 
-# The name of a change event is its object's name and this suffix, except that ``My_Object__c`` has
-# ``My_Object__ChangeEvent``.
+# The name of a change event is its object's name with this suffix, but the change event of
+# ``My_Object__c`` is ``My_Object__ChangeEvent``.
 _EVENT = "ChangeEvent"
 
 

@@ -91,7 +91,7 @@ class DeltaTarget(LoggedTarget):
     def _open(self, name: str) -> TargetTable:
         return DeltaTargetTable(self, name)
 
-    # Java objects that never change. Each call of the JVM costs about as much as a small file.
+    # Java objects that never change. Each call to the JVM costs about as much as a small file.
 
     @cached_property
     def nothing(self) -> Any:

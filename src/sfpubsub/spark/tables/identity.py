@@ -128,7 +128,7 @@ def event_names(objects: Sequence[str]) -> frozenset[str]:
     """
     names = set(objects)
     for name in objects:
-        # My_Object__c has My_Object__ChangeEvent.
+        # The change event of My_Object__c is My_Object__ChangeEvent.
         names.add(f"{name.removesuffix('c') if name.endswith('__c') else name}ChangeEvent")
     return frozenset(names)
 

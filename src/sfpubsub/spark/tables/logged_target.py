@@ -31,8 +31,8 @@ from sfpubsub.spark.runtime.session import (
 )
 from sfpubsub.spark.tables.target import Place, Target, TargetTable
 
-# Settings for the Parquet files that Spark writes: times as in those of `target.parquet_of`, and no
-# bounds for the columns whose bounds that function omits.
+# Settings for the Parquet files that Spark writes: store times as `target.parquet_of` does, and
+# omit the minimum and maximum of the same columns.
 _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "parquet.column.statistics.enabled#replay_id": "false",

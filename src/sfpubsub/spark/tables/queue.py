@@ -26,7 +26,7 @@ QUEUE_NAME = "_reread"
 QUEUE = pa.schema(
     [
         ("entity_name", pa.string()),
-        # null, or a prefix with an asterisk, for all records of an object.
+        # null for all records of the object; a prefix and an asterisk for all ids with that prefix.
         ("record_id", pa.string()),
         ("reason", pa.string()),
         ("change_type", pa.string()),

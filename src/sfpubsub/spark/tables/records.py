@@ -132,7 +132,7 @@ def _with_parts(old: Any, new: Any, paths: Sequence[tuple[str, ...]]) -> Any:
     for that type.
     """
     if not paths:
-        return None  # the field now has another type
+        return None
     for path in paths:
         old = _with_part(old, new, path)
     return none_if_empty(old)

@@ -134,6 +134,6 @@ class EventTypes:
         try:
             columns_of(text)
         except SchemaError:
-            return None  # its rows are undecodable, and contain the reason
+            return None  # rows with this schema are undecodable, and contain the reason
         name = Codec(schema_id, text).name
         return name if _TYPE_NAME.fullmatch(name) else None

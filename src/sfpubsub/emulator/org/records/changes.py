@@ -152,7 +152,7 @@ def events(
             one change.
     """
     made: list[ChangeEvent] = []
-    open_events: dict[str, ChangeEvent] = {}  # by content: events that can include more records
+    open_events: dict[str, ChangeEvent] = {}  # by content: events to which records can be added
     overflowed: dict[str, SObject] = {}
     count = 0
     for change in changes:
@@ -161,7 +161,7 @@ def events(
         if count > most_changes:
             overflowed.setdefault(change.of.name, change.of)
             continue
-        # A single change is not compared with others.
+        # Skip the JSON of a single change, which has no others to be merged with.
         says = json.dumps([change.of.name, event.values]) if len(changes) > 1 else ""
         same = open_events.get(says)
         if same is not None and len(same.header["recordIds"]) < most_records:

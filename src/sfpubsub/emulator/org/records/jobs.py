@@ -312,7 +312,7 @@ class Jobs:
             _log.exception("Bulk API job %s failed: internal error in the emulator", job.job_id)
             ended = {"state": "Failed", "errorMessage": f"emulator error, see its log: {error}"}
         with self._changed:
-            if not job.stopped.is_set():  # by an abort, a deletion, or the end of the emulator
+            if not job.stopped.is_set():  # by an abort or a deletion, or because the emulator ends
                 took = max(1, round((self._clock.now() - started) * 1000))
                 self.change(job, **ended, totalProcessingTime=took)
 

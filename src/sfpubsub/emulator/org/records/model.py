@@ -71,7 +71,7 @@ class Records(Reading):
         self._faults = faults
         self._accounts = accounts
         self._catalog = Catalog(store)
-        # Records purged by a fault, until the process ends.
+        # Purged records by id, with the fault that purged them. Not stored: lost with the process.
         self._purged: dict[str, Fault | None] = {}
         self._numbers: dict[str, int] = {}  # guarded by the transaction of the bus
         for definition in self._catalog.definitions():

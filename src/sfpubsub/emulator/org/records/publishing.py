@@ -322,4 +322,5 @@ def _without_header(asked: soql.Condition, header: Mapping[str, Any]) -> soql.Co
     same = any(value == soql.unescaped(item.text).lower() for item in asked.values)
     holds = same == (asked.sign in ("=", "IN"))
     null = soql.Literal("word", "null")
-    return soql.Comparison("Id", "!=" if holds else "=", (null,))  # every row has an id
+    # Every row has an id, so this condition is either always true or always false.
+    return soql.Comparison("Id", "!=" if holds else "=", (null,))
