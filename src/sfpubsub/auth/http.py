@@ -37,10 +37,11 @@ REQUEST_TIMEOUT = 20.0
 # How long to wait for a connection, in seconds, for each address of the host.
 CONNECT_TIMEOUT = 10.0
 
-# Largest response accepted, in bytes. A token response has about 1 kB, 200 subscriptions 200 kB.
+# Largest response accepted, in bytes. A token response is about 1 kB; a list of 200 subscriptions
+# is about 200 kB.
 MAX_BYTES = 4 * 1024 * 1024
 
-# Bytes of a response passed to a sink at a time.
+# Size of the chunks in which a response is passed to a sink, in bytes.
 _CHUNK = 256 * 1024
 
 # One of these headers delimits the body (RFC 9112); Salesforce always sends one.
@@ -258,7 +259,7 @@ class HttpClient:
         headers: Mapping[str, str],
         request: Mapping[str, Any],
     ) -> Answer | SfPubSubError:
-        # The headers are built here, because no raised error has this frame in its traceback.
+        # Build the headers, which contain the token, here: this frame is in no error's traceback.
         every = {**headers_of(bearer), **headers}
         with closing(limit.adapter()) as adapter:
             found = self.exchange(

@@ -70,7 +70,7 @@ class RequestLimit:
         """
         with self._lock:
             if self.expired:
-                # Not only cut: TLS on a connection without a peer would leave its socket open.
+                # Close it here, because the caller of `watch` loses the socket through the error.
                 connection.close()
                 raise ConnectionAbortedError("the request was aborted")
             if self._socket is not None:

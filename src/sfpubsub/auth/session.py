@@ -213,7 +213,7 @@ class CurrentSession:
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._failures = 0
-        self._failure: SfPubSubError | None = None  # the last one
+        self._failure: SfPubSubError | None = None
 
     def get(self) -> Session:
         """Return the current session, fetching it on first use.

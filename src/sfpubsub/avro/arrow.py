@@ -36,7 +36,7 @@ EVENT_COLUMNS = pa.schema(
         ("event_name", pa.string()),
         ("event_time", TIME),  # null if the event has no time, or one that Spark cannot represent
         ("received_at", TIME),
-        ("delivery_seq", pa.int64()),  # the order of arrival
+        ("delivery_seq", pa.int64()),  # number in order of arrival
         ("payload", pa.binary()),
     ]
 )

@@ -44,7 +44,7 @@ NAMED = ("record", "error", "enum", "fixed")
 # small schema can become huge.
 MAX_TYPES = 20_000
 
-AvroSchema: TypeAlias = Any  # JSON
+AvroSchema: TypeAlias = Any  # as parsed from JSON
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 from sfpubsub import native
 
 # Maximum number of types in a schema after every reference to a named type has been replaced by the
-# type; the limit of the compiled decoder. If each record refers to the previous one twice, the
-# number doubles with every record.
+# type: the same as MAX_TYPES in native/src/schema.rs. If each record refers to the previous one
+# twice, the number doubles with every record.
 _MAX_TYPES = 4_000
 
 # A schema in the form of the compiled decoder: the name of a type, or a tuple of the name and its

@@ -30,9 +30,9 @@ from sfpubsub.avro.decoder_lines import (
     span,
 )
 
-# Maximum number of values in the flattened schema. A Salesforce object has at most some 900 fields;
-# compiling takes about 0.1 ms for each. Named types are flattened too, so without a limit a small
-# hostile schema could expand indefinitely.
+# Maximum number of values in the flattened schema. A Salesforce object has about 900 fields at
+# most; compiling takes about 0.1 ms for each. Named types are flattened too, so without a limit a
+# small hostile schema could become huge.
 MAX_NODES = 4000
 
 # Maximum nesting of types; a recursive type exceeds it. CPython allows 20 nested loops and 100
@@ -224,7 +224,7 @@ class _Source:
         is_map = schema["type"] == "map"
         item = schema["values" if is_map else "items"]
         if not is_map and self.may_be_empty(item):
-            # The payload's size would not bound the count; the guard limits it by an allowance.
+            # Items may take no bytes, so only the guard limits their number.
             raise Unsupported
         found, left = f"a{depth}", f"c{depth}"
         if store is not None:

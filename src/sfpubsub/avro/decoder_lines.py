@@ -115,10 +115,9 @@ FIXED = ("= b[p : p + <size>]", "p += <size>")
 
 
 def long(b: bytes, p: int) -> tuple[int, int]:
-    # Returns the position after the number whose first byte is before p, and the number, still in
-    # zigzag encoding. Unrolled up to the six bytes of current timestamps; each result subtracts the
-    # sum of the continuation bits. Multiplies instead of shifting, because CPython does that
-    # faster.
+    # Returns the position after the number that begins at p - 1, and the number, still in zigzag
+    # encoding. Unrolled up to the six bytes of current timestamps; each result subtracts the sum of
+    # the continuation bits. Multiplies instead of shifting, because that is faster in CPython.
     x0 = b[p - 1]
     x1 = b[p]
     if x1 < 128:
@@ -151,7 +150,7 @@ def long(b: bytes, p: int) -> tuple[int, int]:
 
 
 def span(b: bytes, p: int) -> tuple[int, int]:
-    # Returns the start and end of the data after the length whose first byte is before p.
+    # Returns the start and end of the data whose length begins at p - 1.
     x = b[p - 1]
     if x > 127:
         byte = b[p]
@@ -166,7 +165,8 @@ def span(b: bytes, p: int) -> tuple[int, int]:
 
 
 def block(b: bytes, p: int) -> tuple[int, int]:
-    # Returns the start of a block of an array or map, and its count, whose first byte is before p.
+    # Returns the start of the items in a block of an array or map, and their count, which begins
+    # at p - 1.
     x = b[p - 1]
     if x > 127:
         p, x = long(b, p)

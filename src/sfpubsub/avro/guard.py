@@ -57,7 +57,7 @@ class _Walk:
         self.payload = payload
         self.named = named
         self.at = 0
-        self.path: list[str] = []  # keeps its value when a misfit is raised
+        self.path: list[str] = []  # kept when a Misfit is raised: it locates the error
         self.allowance = MAX_EMPTY + MAX_DEPTH * len(payload)
 
     def value(self, schema: Any, depth: int) -> None:
@@ -78,7 +78,7 @@ class _Walk:
             elif kind in _COMPOUNDS:
                 _COMPOUNDS[kind](self, schema, depth)
             else:
-                # A name never refers to another name: this is a definition.
+                # The depth stays the same: a name refers to a definition, never to another name.
                 self.value(self.named[kind], depth)
         if self.at == before:
             self.allowance -= 1

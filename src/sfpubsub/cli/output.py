@@ -39,7 +39,7 @@ class Output:
             raise ConfigurationError("stdout is closed: start the command with an open stdout")
         out.flush()
         self._out = out
-        # For a stream without a descriptor: what is written may end within a character.
+        # For a stream without a descriptor: data passed to `write` may end within a character.
         self._decoder = codecs.getincrementaldecoder(out.encoding or "utf-8")()
         self._written = 0  # bytes
         self._broken = False
@@ -49,7 +49,7 @@ class Output:
         if self._descriptor is not None:
             is_pipe = stat.S_ISFIFO(os.fstat(self._descriptor).st_mode)
             self._counts_unread = is_pipe and sys.platform == "linux"
-            self._poll.register(self._descriptor, 0)  # errors and hang-ups are always reported
+            self._poll.register(self._descriptor, 0)  # 0: only errors and hang-ups
 
     @property
     def is_utf8(self) -> bool:

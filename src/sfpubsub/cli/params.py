@@ -124,6 +124,6 @@ def full_names(name: str) -> list[str]:
         return [f"/{name}"]
     if re.search(r"ChangeEvents?$", name):
         return [f"/data/{name}"]
-    if name.endswith("__chn"):  # a channel may be of either kind
+    if name.endswith("__chn"):  # may carry platform events or change events
         return [f"/event/{name}", f"/data/{name}"]
     return [f"/event/{name}"]

@@ -27,8 +27,8 @@ from sfpubsub.types import PublishResult
 
 logger = logging.getLogger("sfpubsub.cli")
 
-# Key in a line for the event's id and headers. It cannot be a field, because field names begin with
-# a letter.
+# Key of an input line's object that holds the event's id and headers. It cannot clash with a field,
+# because field names begin with a letter.
 ABOUT = "_event"
 
 INTERRUPTED = 130

@@ -33,7 +33,8 @@ class EventLines:
 
     def __init__(self, *, raw: bool) -> None:
         self._raw = raw
-        # The text before an event's id, and the text between its position and its payload.
+        # By codec, subscription and topic: a line's text before the event's id, and its text
+        # between the replay id and the payload.
         self._common: dict[tuple[Codec, str, str], tuple[str, str]] = {}
 
     def line(self, event: Event) -> str:
@@ -74,8 +75,7 @@ class EventLines:
         before = _compact({"topic": topic, "subscription": subscription, "event_id": ""})
         between = _compact({"schema_id": codec.schema_id, "event_name": codec.name, "payload": ""})
         common = before.removesuffix('""}'), f",{between[1:]}".removesuffix('""}')
-        # There is one key per schema, except that an unavailable schema is a new object in every
-        # response.
+        # Keys are few, except for unavailable schemas: each response has a new codec for them.
         if len(self._common) >= MAX_SCHEMAS:
             self._common.clear()
         self._common[key] = common

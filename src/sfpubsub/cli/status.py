@@ -18,7 +18,6 @@ Kind = Literal["managed", "topic", "channel"]
 # Hours for which deliveries are counted. The service's allocation covers a rolling 24 hours.
 HOURS = 24
 
-# Seconds in an hour.
 HOUR = 3600
 
 # Suffix of the file names. The directory may contain unrelated files.

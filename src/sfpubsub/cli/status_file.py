@@ -228,7 +228,7 @@ def _remove_ended(directory: Path, key: str, *, silent: bool) -> Iterator[dict[s
         silent: Whether to remove only files of runs that received no message from the service.
     """
     for path in directory.glob(f"{key}-*{SUFFIX}"):
-        # Ignore a file that was just removed, or is damaged, so that its owner is unknown.
+        # Ignore a file that was just removed, and a damaged one, whose owner is unknown.
         with suppress(FileNotFoundError, ValueError):
             status = read_status(path)
             if status.is_alive() is False and not (silent and status.last_message_at):

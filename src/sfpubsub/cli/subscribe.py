@@ -338,7 +338,7 @@ def _print(
         printer.ack_read()
         if batch is not None:
             silent_since = now
-        if batch is None or now - looked >= _POLL:  # costs as much as some events
+        if batch is None or now - looked >= _POLL:  # as expensive as a few events
             looked = now
             listening = waiting.observe(subscription.health(), now)
             if listening == "no":

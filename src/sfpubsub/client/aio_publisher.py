@@ -102,7 +102,7 @@ class AsyncPublisher:
         deadline = self._bell.deadline(timeout)
         if not await self._bell.until(lambda: outbound.is_settled(last), deadline):
             raise outbound.late(timeout or 0.0)
-        # The futures receive their results in an earlier iteration of the loop.
+        # Let the loop set the futures' results first: the calls that do so are already scheduled.
         await asyncio.sleep(0)
         outbound.raise_failures()
 

@@ -131,7 +131,8 @@ class Delivery:
         block before that call must first call `ack_done`.
         """
         self._has_taken = False
-        done = self._in_hand  # first, because an interrupted call is repeated
+        # Read and acked before `asked` resets it, so that an interrupted call can be repeated.
+        done = self._in_hand
         if done is not None:
             self._done = done
             if self.store is not None:

@@ -125,7 +125,7 @@ class Job(Generic[T]):
     __slots__ = ("blockers", "error", "event", "keys", "order", "pauses", "retry_until", "tries")
 
     def __init__(self, order: int, event: T) -> None:
-        self.order: int = order  # of arrival
+        self.order: int = order  # number in order of arrival
         self.event: T = event
         self.keys: dict[Hashable, bool] = {}  # key -> whether it is shared
         self.blockers: int = 0  # turns that it waits for
@@ -391,7 +391,7 @@ class Dispatcher(Generic[T]):
             if not self._ready:
                 break
             job = heapq.heappop(self._ready)[1]
-            if job.error is not None and not job.tries:  # its keys are unknown
+            if job.error is not None and not job.tries:  # its keys could not be determined
                 self._give_up(job)
                 continue
             self._busy += 1

@@ -123,7 +123,7 @@ def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None
     Raises:
         ConfigurationError: *handler* is a coroutine function but must not be, or vice versa.
     """
-    called = getattr(handler, "__call__", None)  # noqa: B004  # of an object that is callable
+    called = getattr(handler, "__call__", None)  # noqa: B004  # not a test of callability
     if (iscoroutinefunction(handler) or iscoroutinefunction(called)) is is_async:
         return
     if is_async:
@@ -263,7 +263,7 @@ class Work:
 
     def _handler_error(self, job: Job[Event]) -> HandlerError:
         event, error = job.event, job.error
-        assert error is not None  # noqa: S101  # it has failed
+        assert error is not None  # noqa: S101  # a failed job has an error
         what = "the handler failed on" if job.tries else "no key could be determined for"
         tries = f" (tried {job.tries} times)" if job.tries > 1 else ""
         limit = self._options.quarantine_limit
@@ -292,7 +292,7 @@ def drained_from_within(name: str) -> LocalProtocolError:
 
 def _quarantined(job: Job[Event]) -> QuarantinedEvent:
     event, error = job.event, job.error
-    assert error is not None  # noqa: S101  # it has failed
+    assert error is not None  # noqa: S101  # a failed job has an error
     if isinstance(error, DecodeError):
         try:
             event.value  # noqa: B018  # checks that the error is about this event's own payload

@@ -20,7 +20,7 @@ from sfpubsub.errors import ConfigurationError
 
 logger = logging.getLogger("sfpubsub.config")
 
-# The position at the end of a message of `tomllib`.
+# The position at the end of an error message of `tomllib`.
 _POSITION = re.compile(r"\((at line \d+, column \d+|at end of document)\)\Z")
 
 ENVIRONMENT_PREFIX = "SFPUBSUB_"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from xml.etree.ElementTree import Element, tostring  # nothing is parsed
+from xml.etree.ElementTree import Element, tostring  # only to build: no XML is parsed
 
 
 def element(name: str, /, *children: Element | str, **attributes: object) -> Element:

@@ -397,4 +397,4 @@ Counters start at 0 when the process starts.
 | the process is down | `up == 0`, a metric of Prometheus itself |
 
 ## All metrics
-"""  # noqa: E501  # a sentence a line
+"""  # noqa: E501  # one sentence per line

@@ -111,8 +111,8 @@ class Observation:
     ) -> None:
         self._clock = clock
         self._watched: Watched | None = None
-        # The last ack: the response, the number of its events, and the time. Used only by the
-        # loop's thread.
+        # The last ack: the response, the number of its events that are acked, and the time. Used
+        # only by the loop's thread.
         self._acked: tuple[EventBatch, int, float] | None = None
         self._lock = threading.Lock()  # guards the fields below
         self._facts = Facts(kind, name, clock())
@@ -173,7 +173,7 @@ class Observation:
 
     def _note(self, **changes: object) -> None:
         with self._lock:
-            self._facts = replace(self._facts, **changes)  # type: ignore[arg-type]  # named above
+            self._facts = replace(self._facts, **changes)  # type: ignore[arg-type]  # field names
 
 
 def _event_time(event: Event) -> float | None:

@@ -99,7 +99,8 @@ def _grid(top: float, window: Window) -> list[Element]:
 def _paths(points: Sequence[Point], top: float, window: Window) -> list[str]:
     """Return one SVG path for each sequence of points without a gap."""
     columns: dict[int, Point] = {}
-    width = max(window.seconds / _COLUMNS, 1.5 * EVERY)  # so that no column is empty just by chance
+    # Wider than EVERY, because otherwise some columns would contain no point.
+    width = max(window.seconds / _COLUMNS, 1.5 * EVERY)
     for point in points:
         column = int((point.at - window.begin) // width)
         seen = columns.get(column)

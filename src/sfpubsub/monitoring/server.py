@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         text = "not found: try /, /metrics or /health\n"
         return _Answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # inherited name
         _log.debug("%s %s", self.client_address[0], format % args)
 
 

@@ -98,7 +98,8 @@ class Alarms:
         outgoing = self._outgoing
         if not outgoing.window.outstanding:
             return _NEVER
-        # A message is due only a certain time after events were requested.
+        # The service owes a message only while events are requested, so count from the last request
+        # if that is later.
         since = max(self.heard_at, outgoing.last_credit)
         return since + self._timings.keepalive + self._timings.keepalive_margin
 

@@ -111,7 +111,8 @@ class Ledger:
             self._append(run)
         run.ids += ids
         run.positions += positions
-        # The last run may have been fully acked before.
+        # If the last run was fully acked, `_open` is past it: go back, because it has unacked
+        # events again.
         self._open = min(self._open, len(self._runs) - 1)
         count = len(positions)
         self._orders += count
@@ -157,7 +158,8 @@ class Ledger:
             self._append(Run(self._orders, self._next_seq))
         # Replaces an earlier one: only the last of several keepalives matters.
         self._runs[-1].keepalive = Entry(self._orders, replay_id)
-        # The last run may have been fully acked before.
+        # If the last run was fully acked, `_open` is past it: go back, so that `_advance` sees the
+        # keepalive.
         self._open = min(self._open, len(self._runs) - 1)
         self._advance()
 
@@ -196,7 +198,7 @@ class Ledger:
         if newest.order > self._before_stream:
             self._candidate = newest
         else:
-            for entry in self._again.values():  # in order
+            for entry in self._again.values():  # ascending: the newest wins
                 if before < entry.order <= newest.order:
                     self._candidate = entry
 

@@ -90,7 +90,7 @@ class ManagedPosition:
         before = response.position if first is None else first.replay_id
         if self._ledger.holds_events:
             if self._ledger.begins_right_after(0, first):
-                self._anchored = True  # LATEST never goes back
+                self._anchored = True  # without a position, LATEST would skip these events
                 self._commits.began_after_receipt()
                 return [], None
             settled = self._began_after_commit_in_doubt(first)

@@ -71,7 +71,7 @@ class PublishProtocol:
         self._events = Unanswered()
         self._retries = Retries(topic, timings, None)
         self._pause = Backoff(timings.backoff_initial, timings.backoff_max)
-        self._stream = 0  # of the newest call
+        self._stream = 0  # number of the newest stream
         self._open = False
         self._proven = False  # whether the current stream has answered a request
         self._sent_at = 0.0
@@ -187,7 +187,7 @@ class PublishProtocol:
         in_vain = bool(self._events.requests)
         self._dropped()
         if not in_vain and not self._events.waiting:
-            # The stream was idle. The next event opens another, which shows if a failure lasts.
+            # The stream was idle, so ignore the failure: if it persists, the next stream fails too.
             return []
         if failure is None:
             failure = Failure(
@@ -285,7 +285,7 @@ class PublishProtocol:
         if not events.waiting or self._wait_until is not None or self._renewing:
             return False
         if self._limits.max_requests == 1 and events.recoding:
-            return False  # re-encoded events precede the waiting ones
+            return False  # re-encoded events must be sent first
         if not events.requests:
             return True
         # Send only one request on a new stream, so that not all waiting events are sent each time

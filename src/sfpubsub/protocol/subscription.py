@@ -218,7 +218,8 @@ class SubscriptionProtocol(Streams):
 
     @property
     def _too_many_unacked(self) -> bool:
-        # Above the limit only the reserve requests events: the application reads them without acks.
+        # Above the limit, request only single events to keep the stream open (`Window.reserve`):
+        # the application reads events but does not ack them.
         return self._intake.unacked > self._limits.max_unacked
 
     def _leave_when_overfull(self) -> list[Command]:
@@ -226,7 +227,7 @@ class SubscriptionProtocol(Streams):
         if not self._outgoing.window.outstanding:
             return []
         if managed is not None and managed.unanswered:
-            return []  # otherwise the acked events would be redelivered
+            return []  # wait: without this commit, acked events would be redelivered
         self._paused = f"{self._appetite.waiting_bytes} bytes are waiting to be read"
         self._step(Signal.OVERFULL)
         if managed is not None:

@@ -81,7 +81,7 @@ class Window:
     @property
     def ample(self) -> bool:
         """Whether so many events are outstanding that `grant` returns 0 for any room."""
-        # Then fewer than 50 events can be owed, and less than half of any room.
+        # Then `owed` in `grant` is less than RETURN_CREDIT_AT, and less than half of any room.
         return self.outstanding > WINDOW - RETURN_CREDIT_AT
 
     @property

@@ -164,9 +164,9 @@ class OrgReader:
         own = self._all("SELECT PermissionsViewAllData FROM UserPermissionAccess")
         if any(row.get("PermissionsViewAllData") is True for row in own):
             return True
-        # Filter by the boolean and join the two queries here, which avoids a semi-join: there are
-        # few rows. The permissions of a group are those of its sets without what it mutes, and
-        # their parent is a permission set of the group's own (Object Reference,
+        # There are few rows, so filter and join them here instead of in a SOQL semi-join. A
+        # permission set group has a permission set of its own, with the permissions of all its sets
+        # except muted ones. That set is the parent of the group's rows (Object Reference,
         # PermissionSetGroup).
         permissions = (
             "SELECT ParentId, Parent.PermissionSetGroupId, PermissionsViewAllRecords "

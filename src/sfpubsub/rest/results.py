@@ -120,7 +120,7 @@ def fetch(
 def _page(
     answer: Answer, counter: LineCounter, columns: tuple[str, ...], file: BinaryIO
 ) -> ResultPage:
-    if answer.status == 204:  # according to the documentation of release 226.0
+    if answer.status == 204:  # documented for release 226.0
         raise LocalProtocolError("the query job has no results yet: wait until it is complete")
     count = answer.headers.get("sforce-numberofrecords", "")
     if not (count.isascii() and count.isdigit()):

@@ -39,7 +39,7 @@ class StreamingDriver:
     ) -> None:
         self.protocol = protocol
         self.pending = protocol.channels.pending
-        self.pending.on_room = self.step  # fetches again
+        self.pending.on_room = self.step  # resumes fetching
         self.over = True
         """Whether the driver has ended, or has not started yet."""
         self._transport = transport
@@ -108,7 +108,7 @@ class StreamingDriver:
         for thread in self._threads:
             thread.join(self.protocol.pace.close)
         for connection in self._transport.connections.values():
-            connection.cut()  # if the disconnect has still not been answered
+            connection.cut()  # in case a request is still unanswered
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -131,8 +131,8 @@ class StreamingDriver:
 
     def _work(self, lane: Lane) -> None:
         while (request := self._jobs[lane].get()) is not None:
-            outcome = None  # frees the last response in this thread, which uses its memory again
+            outcome = None  # free the last response here: this thread reuses its memory
             outcome = self._transport.exchange(request)
-            # In the same thread, because its processor has the response in its cache.
+            # In the same thread, whose processor has the response in its cache.
             self.step(partial(self.protocol.landed, request, outcome))
         self._transport.connections[lane].drop()

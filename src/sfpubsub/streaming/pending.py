@@ -20,8 +20,8 @@ class _Run:
 
     def __init__(self, channel: str, events: Sequence[Message], order: Iterator[int]) -> None:
         self.ids = [replay_id_of(event) for event in events]
-        # The events that are not taken, the next one last, above None, which marks the end. Taken
-        # events are not kept, so that their memory can be used for the next response.
+        # The events that are not taken yet, in reverse, because `pop` takes the last item. None
+        # marks the end. Taken events are not kept, so that the next response can use their memory.
         self._events = [None, *reversed(events)]
         fields = zip(iter(self._events.pop, None), repeat(channel), self.ids, order)
         self.messages = map(partial(tuple.__new__, StreamingMessage), fields)

@@ -285,7 +285,7 @@ class StreamingProtocol:
                 self._handshaken(reply)
             else:
                 self._connected(reply, request)
-        if self._connected_at is not None and self.channels.are_complete:  # no outage
+        if self._connected_at is not None and self.channels.are_complete:  # the outage is over
             self._trouble, self._report_at = None, inf
             self._backoff.reset()
 

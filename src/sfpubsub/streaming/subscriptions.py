@@ -119,7 +119,7 @@ class Subscriptions:
         It must if too many messages are queued, or if events are being held back until the server
         replies to their channel's subscribe message.
         """
-        # Without this condition, the number of early events would not be limited.
+        # Without the first condition, the number of early events would be unlimited.
         return bool(self._early) or self.pending.is_full
 
     def subscribe(self, name: str, start: int, call: Call, *, rewind: bool, resumes: bool) -> None:

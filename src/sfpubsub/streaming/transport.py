@@ -68,8 +68,9 @@ class LongPolling:
             raise StreamUnavailableError("the request was cancelled before it was sent")
         bearer = Bearer(session.instance_url, session.access_token)
         answer = connection.post(bearer, self._path, request.body.encode(), request.timeout)
-        # A connect is immediately followed by the next. Other requests are rare: the server would
-        # often have closed a kept connection, which is only noticed when a request fails.
+        # Keep a connection only for connects, which follow one another immediately. Other requests
+        # are rare: by the next one, the server would often have closed the connection, which is
+        # only noticed when that request fails.
         if request.lane is Lane.ASK:
             connection.drop()
         if answer.status != 200 and not answer.body.lstrip().startswith(b"[{"):

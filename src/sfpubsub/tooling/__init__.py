@@ -32,7 +32,7 @@ from sfpubsub.tooling.records import ManagedEventSubscription
 
 __all__ = ["ManagedEventSubscription", "Tooling", "wait_until"]
 
-# The first version with this object, so every org that has the object supports it.
+# The first version with ManagedEventSubscription: every org that has the object supports it.
 API_VERSION = "60.0"
 
 # Managed subscriptions that an org can have (Salesforce documentation, Pub/Sub API allocations).

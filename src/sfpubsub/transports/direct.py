@@ -25,8 +25,8 @@ import grpc
 logger = logging.getLogger("sfpubsub.transport")
 
 # Range of grpcio versions whose sources and behaviour were checked: first version, and first
-# version after the range. Newer ones use the documented way until this file's tests have passed
-# with them.
+# version after the range. Outside it, grpcio's public API is used; extend the range once this
+# file's tests pass with a newer version.
 TRIED = ((1, 78), (1, 86))
 
 
@@ -147,7 +147,7 @@ class DirectCall:
             ended, self._ended = self._ended, None
         if ended is not None:
             self._unsent.clear()
-            self._received = _ignore  # it refers to this object's owner
+            self._received = _ignore  # drop the callback, which refers to this object's owner
             ended()
 
     def _start(self, operation: Any, handler: Callable[[Any], bool]) -> bool:

@@ -143,7 +143,7 @@ def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
         replay_id = _blank(ReplayId)
         replay_id._value = position
         headers = _headers(event) if event.headers else ()
-        if (found := event.schema_id) != schema_id:  # usually the same, and then one object
+        if (found := event.schema_id) != schema_id:  # usually equal: share one string
             schema_id = found
         fields = (event.id, schema_id, event.payload, replay_id, headers)
         events.append(_new(RawEvent, fields))
