@@ -319,7 +319,7 @@ def _column(values: list[Any], type_: pa.DataType) -> pa.Array:
 
 
 def _event_time(codec: Codec, value: pa.StructArray) -> pa.Array:
-    """Return the time of each event, as `Codec.event_time` does; null if unknown."""
+    """Return the time of each event (see `Codec.event_time`) as a timestamp; null if unknown."""
     path = [CHANGE_EVENT_HEADER, "commitTimestamp"] if codec.is_change_event else ["CreatedDate"]
     type_ = value.type
     for name in path:

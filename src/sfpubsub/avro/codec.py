@@ -110,7 +110,8 @@ class Codec:
             unknown = sorted(names.difference(self.fields))
             if unknown:
                 logger.warning(
-                    "%s (schema %s) has no field %s, so these events are read without the field",
+                    "%s (schema %s) lacks these requested fields, so its events are decoded "
+                    "without them: %s",
                     self.name,
                     self.schema_id,
                     ", ".join(unknown),
@@ -144,7 +145,7 @@ class Codec:
         Args:
             payload: The Avro bytes.
             datetimes: Whether to return fields that the schema documents as ``DateTime`` as
-                `datetime` in UTC instead of integer milliseconds. Numbers outside the years 1 to
+                `datetime` in UTC instead of integer milliseconds. Times outside the years 1 to
                 9999 remain integers. ``DateOnly`` and ``TimeOnly`` remain integers, because
                 Salesforce does not document their unit, and so does the header's
                 ``commitTimestamp``.
@@ -267,7 +268,7 @@ class Codec:
     def encode(
         self, value: Mapping[str, Any], *, fill_created: tuple[int, str] | None = None
     ) -> bytes:
-        """Encode *value* as Avro bytes. A missing field gets the default of the schema.
+        """Encode *value* as Avro bytes. A missing field gets its default from the schema.
 
         Args:
             value: Values by field name. Times are integers, in milliseconds since the epoch.
@@ -363,7 +364,7 @@ def _parse(text: str, named: dict[str, Any]) -> Any:
     for definition in named.values():
         size = definition.get("size", 0)
         if not isinstance(size, int) or size < 0:
-            raise ValueError(f"a fixed type has the size {size!r}, which is not valid")
+            raise ValueError(f"a fixed type must have an integer size of at least 0, not {size!r}")
         for field in definition.get("fields", ()):
             if not isinstance(field["name"], str):
                 raise ValueError(f"the field name {field['name']!r} is not a string")  # noqa: TRY004

@@ -86,8 +86,9 @@ def doctor(
 ) -> None:
     """Check everything that a subscription needs, and suggest a fix for each failure.
 
-    Shows the settings and their sources, without secrets. Then checks name resolution, ports, TLS,
-    sign-in, organisation and the Pub/Sub API. The exit code is 3 if a check failed.
+    The command shows the settings and their sources, without secrets. Then it checks name
+    resolution, ports, TLS, sign-in, organisation and the Pub/Sub API. The exit code is 3 if a check
+    failed.
     """
     report = _Report(as_json)
     settings = None

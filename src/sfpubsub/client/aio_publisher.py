@@ -134,7 +134,12 @@ def deliver_in(
     loop: asyncio.AbstractEventLoop,
     outcomes: Sequence[tuple[asyncio.Future[PublishResult], PublishResult]],
 ) -> None:
-    """Set the result of each future in *outcomes*. The futures belong to *loop*. Thread-safe."""
+    """Set the results of futures that belong to *loop*. Thread-safe.
+
+    Args:
+        loop: The event loop of the futures.
+        outcomes: Pairs of a future and its result. Futures that are already done are skipped.
+    """
 
     def deliver() -> None:
         for receipt, result in outcomes:

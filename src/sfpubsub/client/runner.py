@@ -75,7 +75,8 @@ class Runner:
         All handlers have finished when this returns.
 
         Args:
-            take: Waits for the next batch and returns it; returns `End` or None if there is none.
+            take: Waits for the next batch and returns it; returns `End` or None if there are no
+                more batches.
 
         Raises:
             BaseException: An error from *take*, such as KeyboardInterrupt, or from `Work.outcome`.

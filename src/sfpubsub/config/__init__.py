@@ -3,7 +3,7 @@
 `numbers` defines timings and limits. `settings` defines the settings. `sources` reads settings from
 the environment and from files. `network` contains the rules that gRPC and HTTP share: trusted
 certificates, the proxy, and the definition of loopback. Importing this package does not read the
-environment, and imports neither grpc, requests nor pyspark.
+environment, and imports none of grpc, requests and pyspark.
 """
 
 from sfpubsub.config.numbers import (

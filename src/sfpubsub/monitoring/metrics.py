@@ -35,7 +35,7 @@ _SUFFIXES = {"s": "_seconds", "By": "_bytes"}
 
 
 class Metric(Enum):
-    """All metrics: name, type, unit, meaning, advice and attributes of each."""
+    """All metrics, each with its name, type, unit, meaning, advice and attributes."""
 
     CONSUMED = (
         "messaging.client.consumed.messages",

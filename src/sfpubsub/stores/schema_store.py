@@ -48,7 +48,7 @@ class FileSchemaStore(SchemaStore):
     schema from the service and writes the file again.
 
     Args:
-        directory: Directory of the files; created when the first schema is written.
+        directory: Directory for the files; created when the first schema is written.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:

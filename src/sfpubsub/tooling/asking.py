@@ -57,7 +57,8 @@ class Queries:
             tooling: Whether to query the Tooling API instead of the regular API.
 
         Raises:
-            RemoteProtocolError: The response is not a valid query response.
+            RemoteProtocolError: A response is not a valid query response, or there are more than
+                `_MOST_PAGES` pages.
         """
         rows: list[dict[str, Any]] = []
         path, query = f"{self.data}{'tooling/' if tooling else ''}query", {"q": soql}

@@ -177,7 +177,9 @@ class EventChannels:
             )
         label = full_name.removesuffix(_SUFFIX) if label is None else label
         if not label.strip() or len(label) > _LABEL:
-            raise ConfigurationError(f"a label must have 1 to {_LABEL} characters")
+            raise ConfigurationError(
+                f"a label must have 1 to {_LABEL} characters, and not only spaces"
+            )
         metadata = {"channelType": channel_type, "label": label}
         with explaining(TO_CHANGE):
             answer = self._org.post(self._records, {"FullName": full_name, "Metadata": metadata})
@@ -359,5 +361,5 @@ def _id(row: dict[str, Any]) -> str:
 def _text(values: dict[str, Any], name: str) -> str:
     value = values.get(name)
     if not isinstance(value, str):
-        raise RemoteProtocolError(f"the org returned a record without {name}")
+        raise RemoteProtocolError(f"the org returned a record without a valid {name}")
     return value

@@ -35,7 +35,7 @@ def runs_to_merge(runs: Sequence[KeyRun], *, most: int, longest: float) -> list[
 
 
 def _split(runs: Sequence[KeyRun], size: int) -> list[list[KeyRun]]:
-    """Return the groups of adjacent *runs* whose `_size_class` is at most *size*."""
+    """Split *runs* at each run whose `_size_class` exceeds *size*, and leave out these runs."""
     parts: list[list[KeyRun]] = [[]]
     for run in runs:
         if _size_class(run) <= size:
@@ -49,8 +49,8 @@ def _mergeable(runs: list[KeyRun], most: int, longest: float) -> list[KeyRun]:
     """Return the first group of *runs* that is worth merging; empty if no group is.
 
     A group has four runs, or fewer if one more would make the result too large or its time span too
-    long. No run in it is more than twice as large as the others together, because merging would
-    then rewrite a large run for the sake of small ones.
+    long. No run in it is more than twice as large as the others together; otherwise, merging would
+    rewrite a large run for the sake of small ones.
     """
     while len(runs) > 1:
         some = [runs.pop(0)]
@@ -86,8 +86,8 @@ class Merge:
     def step(self, count: int) -> int:
         """Merge about *count* more records, and return how many were merged, but at least 1.
 
-        The next part of the key range may have no records. The caller's budget must decrease even
-        then.
+        The next part of the key range may contain no records, but the result must be positive even
+        then, because the caller subtracts it from a budget.
 
         Raises:
             OSError: The file could not be written.

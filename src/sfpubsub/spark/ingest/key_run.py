@@ -57,7 +57,7 @@ _RANDOM = getattr(mmap, "MADV_RANDOM", None)
 
 
 class DamagedRunError(Exception):
-    """The file of a run is missing or damaged. Not raised to callers outside this package."""
+    """Raised if the file of a run is missing or damaged. Always caught within this package."""
 
 
 def sorted_records(records: Numbers) -> Numbers:

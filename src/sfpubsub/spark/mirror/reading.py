@@ -1,8 +1,8 @@
 """Read the org into the log, piece by piece: with Bulk jobs, by queries over id ranges, or by ids.
 
 For the read log, its pieces and their markers, see log.py. This module decides neither what to read
-nor the as-of of a read (reads.py). To resume an interrupted read, only the marker of its last piece
-is needed.
+nor a read's as-of (reads.py). To resume an interrupted read, only the marker of its newest stored
+piece is needed.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class OrgReads:
         yield from self._by_job(of, begun)
 
     def resume(self, of: Reading, last: Marker) -> Iterator[Marker]:
-        """Resume an interrupted read.
+        """Resume an interrupted read, and yield the marker of each new piece once it is durable.
 
         Args:
             of: The object to read.

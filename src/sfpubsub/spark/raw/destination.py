@@ -153,7 +153,8 @@ def check_raw_table(table: Destination) -> None:
     for other, log in LOGS.items():
         if (path / log).is_dir() and table.format != other:
             raise ConfigurationError(
-                f"{table} is a table of format {other}: use --from-format {other} (raw_format=)"
+                f"{table} is a table of format {other}: use --from-format {other} "
+                "(in Python: raw_format)"
             )
     mark = LOGS.get(table.format, IDENTITY_NAME)
     if not (path / mark).exists():

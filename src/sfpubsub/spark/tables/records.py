@@ -110,7 +110,7 @@ class Fields:
 
     @cached_property
     def unnamed(self) -> tuple[int, ...]:
-        """Indexes of columns that no event fills, only a read, such as those of formula fields."""
+        """Indexes of columns that are filled only by reads, such as those of formula fields."""
         named = {number for numbers in self.places.values() for number in numbers}
         return tuple(number for number in range(len(self.columns)) if number not in named)
 
