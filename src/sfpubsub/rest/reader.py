@@ -124,7 +124,7 @@ class OrgReader:
         return self._asker.org_time
 
     def limits(self) -> ApiLimit:
-        """Return the org's daily limit on API calls and the remaining calls (DailyApiRequests)."""
+        """Return the org's daily limit on API calls, and how many are left (DailyApiRequests)."""
         found = self._asker.get(f"{self._data}limits")
         limit = found.get("DailyApiRequests") if isinstance(found, dict) else None
         most, remaining = (

@@ -215,7 +215,7 @@ class Records(Reading):
             return changing.upsert(name, external_field, value, given)
 
     def delete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
-        """Move a record to the Recycle Bin. Arguments as for `update`, except `given`.
+        """Move a record to the Recycle Bin. Takes the arguments of `update` except `given`.
 
         Raises:
             RecordProblem: The record does not exist.
@@ -224,7 +224,7 @@ class Records(Reading):
             changing.delete(name, record_id)
 
     def undelete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
-        """Restore a record from the Recycle Bin. Arguments as for `update`, except `given`.
+        """Restore a record from the Recycle Bin. Takes the arguments of `update` except `given`.
 
         Raises:
             RecordProblem: The record is not in the Recycle Bin.
