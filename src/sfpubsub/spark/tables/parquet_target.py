@@ -253,7 +253,7 @@ def read_parquet(spark: SparkSession, table: Path) -> DataFrame:
 
 
 def last_step(path: Path) -> int:
-    """Return the last published step; 0 if no step was published.
+    """Return the number of the last published step; 0 if no step was published.
 
     Raises:
         WriteError: The record of the step cannot be read.

@@ -43,7 +43,7 @@ class Records(Reading):
         store: The store for the records.
         bus: The bus to which change events are published.
         clock: The org's clock.
-        settings: Limits and behaviours.
+        settings: The org's settings.
         faults: The fault plan.
         accounts: The users who can own and change records.
         channels: The PushTopics. A change also publishes events to those that it concerns.
