@@ -32,7 +32,7 @@ def sync(path: Path) -> None:
 
 
 def sync_directory_and_files(directory: Path) -> None:
-    """Flush every file in a directory, which must have no subdirectories, then the directory.
+    """Flush every file in a directory, then the directory, which must have no subdirectories.
 
     Raises:
         OSError: A file could not be opened or flushed.

@@ -63,8 +63,8 @@ class TextDiff:
             old: The text before the change.
 
         Returns:
-            The new text; None if the diff does not apply to *old* or the result's hash is not
-            `sha256`. In that case, read the record from the org.
+            The new text; None if the diff does not apply to *old*, or if the hash of the result
+            differs from the attribute `sha256`. If None, read the record from the org.
         """
         return patched(old, self.diff, self.sha256)
 

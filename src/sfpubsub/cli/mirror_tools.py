@@ -59,7 +59,9 @@ margin_option = click.option(
 @format_option
 @click.option("--reread", metavar="OBJECT", help="Reread the records of OBJECT from the org.")
 @click.option(
-    "--where", metavar="SOQL", help="With --reread: reread only records that match this condition."
+    "--where",
+    metavar="SOQL",
+    help="With --reread: reread only records that match this SOQL condition.",
 )
 @click.option("--add", metavar="OBJECT", help="Also mirror OBJECT from now on.")
 @click.option(

@@ -44,7 +44,7 @@ def spark_options(command: F) -> F:
             callback=pairs,
             metavar="KEY=VALUE",
             multiple=True,
-            help="Spark setting, for instance for a catalog; can be repeated. Put secrets into "
+            help="Spark setting, for instance for a catalog; can be repeated. Put secrets in "
             "spark-defaults.conf instead, because other users can see command lines.",
         ),
     ):

@@ -79,8 +79,8 @@ _GRACE = 3.0
 @click.option(
     "--replay",
     metavar="latest|earliest|HEX",
-    help="With --topic or --channel: where to start. For a channel: -1 (latest), -2 (earliest) or "
-    "a replay id.  [default: latest]",
+    help="With --topic or --channel: where to start. For a topic: latest, earliest or a replay id "
+    "in hexadecimal. For a channel: -1 (latest), -2 (earliest) or a replay id.  [default: latest]",
 )
 @click.option(
     "--replay-store",

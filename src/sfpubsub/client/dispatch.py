@@ -335,7 +335,7 @@ class Dispatcher(Generic[T]):
         self.stop()
 
     def close(self) -> None:
-        """Record that no more events will arrive; the run ends after the last one."""
+        """Record that no more events will arrive; the run ends once all its events are done."""
         self._closed = True
 
     def stop(self) -> None:

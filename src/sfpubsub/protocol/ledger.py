@@ -272,7 +272,10 @@ class Ledger:
     # Start of a stream.
 
     def event_after(self, order: int) -> EventKey | None:
-        """Return the key of the first event after entry number *order*; None if there is none."""
+        """Return the event id and replay id of the first event after entry number *order*.
+
+        Return None if there is no such event.
+        """
         for run in self._runs:
             place = max(run.confirmed, order + 1 - run.first_order)
             if place < len(run):

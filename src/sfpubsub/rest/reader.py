@@ -124,7 +124,7 @@ class OrgReader:
         return self._asker.org_time
 
     def limits(self) -> ApiLimit:
-        """Return the org's daily limit on API calls and the remaining calls (DailyApiRequests)."""
+        """Return the org's daily limit on API calls, and how many are left (DailyApiRequests)."""
         found = self._asker.get(f"{self._data}limits")
         limit = found.get("DailyApiRequests") if isinstance(found, dict) else None
         most, remaining = (
@@ -204,8 +204,8 @@ class OrgReader:
             batch_size: Rows per page, 200 to 2,000; the org may send fewer.
 
         Raises:
-            ReadExpiredError: The org closed the query before its last page; an org keeps at most
-                ten queries per user open.
+            ReadExpiredError: The org closed the query before its last page; an org keeps open at
+                most ten queries per user.
         """
         if batch_size not in _BATCH:
             raise LocalProtocolError(f"batch_size must be from 200 to 2,000, not {batch_size}")

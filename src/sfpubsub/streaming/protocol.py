@@ -150,8 +150,8 @@ class StreamingProtocol:
         for advice in map(bayeux.advice_of, replies.values()):
             if advice.get("timeout") == 0 and self._advice["timeout"]:
                 logger.warning(
-                    "the server answers connect requests immediately, so they are repeated at "
-                    "short intervals: it may mistake several clients for a single browser"
+                    "the server answers connect requests immediately, so the client sends them at "
+                    "short intervals: the server may be mistaking several clients for one browser"
                 )
             self._advice |= advice
         # Replies are handled first, so that a channel is active before the events that arrive with

@@ -111,7 +111,7 @@ def parsed(form: Form, data: bytes) -> Response:
 
     Raises:
         DecodeError: *data* is not such a message.
-        RemoteProtocolError: See `response`.
+        RemoteProtocolError: An event has no replay id; see `response`.
     """
     if _compiled is not None:
         try:

@@ -89,7 +89,7 @@ def refusal(refused: SignInRefused) -> Answer:
 
 
 def problem(status: HTTPStatus, text: str) -> Answer:
-    """Return an error unrelated to credentials, in the format of the OAuth endpoints."""
+    """Return an OAuth endpoint's response to an error that is unrelated to credentials."""
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         return _error(*SIGN_IN_ERRORS["server"], status)
     return _error("invalid_request", text, status)

@@ -146,7 +146,10 @@ class KeyWindow:
 
     @property
     def needs_cover(self) -> bool:
-        """Whether `loaded` needs the table's last row, because loaded keys are stored in runs."""
+        """Whether `loaded` needs the table's last row.
+
+        It does if it stores the loaded keys on disk, or `load` has already stored some there.
+        """
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:
@@ -193,8 +196,8 @@ class KeyWindow:
 
         Args:
             keys: The keys, concatenated.
-            now: When the rows were written, or at most `LONGEST_PARTITION` seconds later, in
-                seconds since the epoch.
+            now: Time in seconds since the epoch: when the rows were written, or at most
+                `LONGEST_PARTITION` seconds later.
 
         Raises:
             ValueError: The length of *keys* is not a multiple of the key length.
@@ -220,7 +223,7 @@ class KeyWindow:
         Args:
             last: The last row of the table; None if unknown, in which case the next process loads
                 all keys again. Ignored unless `needs_cover` is true.
-            since: Rows written before this time were not loaded, in seconds since the epoch.
+            since: Time in seconds since the epoch; rows written before it were not loaded.
 
         Raises:
             WriteError: The disk is full or failed.
@@ -355,7 +358,7 @@ class KeyWindow:
             runs = [self._place.open_run(RunEntry(**entry)) for entry in found["runs"]]
         except (DamagedRunError, KeyError, TypeError, ValueError) as error:
             _log.warning(
-                "the dedupe keys cached in %s cannot be used, so they are read from the table: %s",
+                "the dedupe keys cached in %s cannot be used (%s), so they are read from the table",
                 self._place.path,
                 error,
             )

@@ -61,8 +61,7 @@ COMMITS_EVERY = 5.0
 
 
 class Sidecars:
-    """Writes the sidecar tables of one raw table. Thread-safe, because each source has its own
-    thread.
+    """Writes the sidecar tables of one raw table. Thread-safe: the sources' threads share it.
 
     Args:
         spark: Used to access non-local file systems.

@@ -114,7 +114,7 @@ class Streams:
     def _handle_failures(self) -> None:
         """Log new failures, and stop the other jobs unless they may continue.
 
-        The first failure is logged only if the others continue, because `run` raises it at the end.
+        The first failure is logged only if the others continue; if they stop, `run` soon raises it.
         """
         for stream in self._streams:
             if stream.error is None or stream in self._failed:

@@ -212,7 +212,7 @@ def read_from(found: Mapping[str, Any] | None) -> Read | None:
 
 def _read_of(merging: Merging) -> Read:
     if merging.read is None:
-        raise AssertionError("rows of a read cannot be merged without Merging.read")
+        raise AssertionError("bug in sfpubsub: rows of a read, but no Merging.read")
     return merging.read
 
 

@@ -119,7 +119,7 @@ class Hand:
         """Return whether all rows that were written to the raw table have been applied.
 
         Args:
-            written: See `lay`.
+            written: The current value of the counter that is passed to `lay`.
         """
         return written == self._written and not self._engine.is_waiting
 

@@ -130,7 +130,8 @@ class ReadLog:
         Args:
             columns: The object's columns.
             rows: Tables with ``record_id``, the columns, ``_is_deleted`` and ``_found``.
-            marker: The marker without its number. ``read`` is 0 for the first piece of a read.
+            marker: The marker without its number. Its ``read`` is 0 for the first piece of a read,
+                and otherwise as returned for that piece.
 
         Returns:
             The marker with `Marker.piece` and `Marker.read` set.
@@ -175,8 +176,8 @@ class ReadLog:
         """Return the files of pieces *first* to *last* (inclusive) from memory; see `rows_in`.
 
         Return None if some are not in memory, because they are too large, were taken before, do not
-        belong to a read of the whole object, or were written by another process. In either case,
-        none of them are in memory afterwards.
+        belong to a read of the whole object, or were written by another process. Whatever the
+        result, none of them are in memory afterwards.
         """
         found = [self._kept.pop(piece, None) for piece in range(first, last + 1)]
         files = [each for each in found if each is not None]

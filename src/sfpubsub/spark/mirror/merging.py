@@ -77,8 +77,9 @@ def lay(
         mirrored: The state known so far; None for an unknown record.
         changes: The record's changes, in order of arrival.
         about_all: Reasons, found in the same raw rows, to reread all records, including this one.
-        newest: See `is_outdated`. A change older than this read is late even if the read did not
-            return the record, because the record may have been deleted.
+        newest: The newest merged read of all the object's records, or of a part of them that
+            includes the record; None if there is none. A change older than this read is late even
+            if the read did not return the record, because the record may have been deleted.
     """
     read = None if mirrored is None else mirrored.read
     before = None if mirrored is None else mirrored.record
@@ -111,7 +112,8 @@ def merge_row(
             applied, in order of arrival. The caller must repeat the read instead if some of
             their raw rows no longer exist.
         entries: Open entries that concern the record.
-        newest: See `is_outdated`.
+        newest: The newest merged read of all the object's records, or of a part of them that
+            includes the record; None if there is none.
     """
     if is_outdated(read, mirrored, newest):
         return Outcome(mirrored)
@@ -120,7 +122,7 @@ def merge_row(
     fold = Fold(fields, _placed(base, mirrored, read), since=read.since, until=read.until)
     _apply(fold, changes, [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
-        raise AssertionError("applying changes to a known record returned no record")
+        raise AssertionError("bug in sfpubsub: a known record was lost by applying changes")
     found = [Entry(record_id, cue) for cue in fold.cues]
     added = [each for each in found if each not in open_entries and not heals(read, each)]
     return Outcome(Mirrored(fold.record, read), tuple(added), healed)
@@ -141,7 +143,8 @@ def merge_absence(
         read: The read. It either requested the record by its id, or belongs to a read of all the
             object's records, including deleted ones. The user who reads can see every record.
         entries: Open entries that concern the record.
-        newest: See `is_outdated`.
+        newest: The newest merged read of all the object's records, or of a part of them that
+            includes the record; None if there is none.
     """
     if is_outdated(read, mirrored, newest):
         return Outcome(mirrored)
@@ -156,7 +159,7 @@ def merge_absence(
     fold = Fold(Fields((), {}, {}), _placed(gone, mirrored, read))
     _apply(fold, (), [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
-        raise AssertionError("applying changes to a known record returned no record")
+        raise AssertionError("bug in sfpubsub: a known record was lost by applying changes")
     return Outcome(Mirrored(fold.record, read), (), healed)
 
 

@@ -34,8 +34,8 @@ class EventReader(DataSourceReader):
     It contains only the options, because Spark pickles it.
 
     Args:
-        options: Options of the read. Without ``startingOffsets``, it starts at the oldest retained
-            event.
+        options: Options of the read. Without ``startingOffsets``, the read starts at the oldest
+            retained event.
 
     Raises:
         ConfigurationError: A topic would start at ``latest``.

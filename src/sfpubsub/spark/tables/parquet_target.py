@@ -12,8 +12,8 @@
 
 A step (steps.py) is staged, committed by renaming it to ``_ready``, and then published, with one
 rename per table. After a crash, a committed step is completed first. So a step is published
-completely or not at all, and the rows of a table and step become visible together. The file system
-must be local (POSIX).
+completely or not at all, and the rows that it adds to a table become visible together. The file
+system must be local (POSIX).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ParquetTarget(Target):
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
         if place.local is None:
-            raise AssertionError("a parquet target must be a local directory")
+            raise AssertionError("bug in sfpubsub: a parquet target that is not a local directory")
         super().__init__(own_session(spark, SETTINGS), place)
         self.path = place.local
         self._tables: dict[str, ParquetTargetTable] = {}
@@ -206,7 +206,7 @@ class ParquetTargetTable(TargetTable):
         self._target.check_merge("tables that are written by Spark")
 
     def delete(self, condition: str, step: int) -> None:
-        """See `TargetTable`. This format can only remove all rows (``true``)."""
+        """See `TargetTable`. This format accepts only the condition ``true``, that is, all rows."""
         if condition != "true":
             self._target.check_merge("tables from which rows are removed")
         if last_step(self._target.path) >= step:
@@ -253,7 +253,7 @@ def read_parquet(spark: SparkSession, table: Path) -> DataFrame:
 
 
 def last_step(path: Path) -> int:
-    """Return the last published step; 0 if no step was published.
+    """Return the number of the last published step; 0 if no step was published.
 
     Raises:
         WriteError: The record of the step cannot be read.

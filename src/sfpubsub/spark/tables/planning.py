@@ -121,8 +121,11 @@ class Planner:
     def beside(self, newest: StepPlan | None, note: dict[str, Any]) -> StepPlan:
         """Return the plan of a step that processes no raw rows.
 
-        It does not change which raw batches are processed next. For *note*, see
-        `EventTables.beside`.
+        It does not change which raw batches are processed next.
+
+        Args:
+            newest: The plan of the newest step; None if there was no step.
+            note: JSON object that tells each `Follower` what to do; stored in the plan.
         """
         base = newest or StepPlan(0, "beside", version=self._raw.version())
         return StepPlan(

@@ -43,7 +43,7 @@ class Records(Reading):
         store: The store for the records.
         bus: The bus to which change events are published.
         clock: The org's clock.
-        settings: Limits and behaviours.
+        settings: The org's settings.
         faults: The fault plan.
         accounts: The users who can own and change records.
         channels: The PushTopics. A change also publishes events to those that it concerns.
@@ -215,7 +215,7 @@ class Records(Reading):
             return changing.upsert(name, external_field, value, given)
 
     def delete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
-        """Move a record to the Recycle Bin. Arguments as for `update`, except `given`.
+        """Move a record to the Recycle Bin. Takes the arguments of `update` except `given`.
 
         Raises:
             RecordProblem: The record does not exist.
@@ -224,7 +224,7 @@ class Records(Reading):
             changing.delete(name, record_id)
 
     def undelete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
-        """Restore a record from the Recycle Bin. Arguments as for `update`, except `given`.
+        """Restore a record from the Recycle Bin. Takes the arguments of `update` except `given`.
 
         Raises:
             RecordProblem: The record is not in the Recycle Bin.
