@@ -18,7 +18,7 @@ import pytest
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 
-from ..streaming.test_foreign import CACHE, fetched, needs_java, needs_node, node_packages
+from ..streaming.test_foreign import CACHE, fetch_packages, needs_java, needs_node, node_packages
 from .support import ORDERS, Client
 
 pytestmark = pytest.mark.foreign
@@ -86,7 +86,9 @@ def test_camel(tmp_path):
     """Camel's Salesforce component signs in, subscribes and publishes over TLS with the emulator's
     CA in its truststore, as docs/how-to/emulator-clients.md describes."""
     copy = ["dependency:copy-dependencies", "-DoutputDirectory=lib"]
-    home = fetched("camel.xml", "mvn", "-q", "-B", "-f", "camel.xml", *copy, of=HERE / "foreign")
+    home = fetch_packages(
+        "camel.xml", "mvn", "-q", "-B", "-f", "camel.xml", *copy, of=HERE / "foreign"
+    )
     trust = {"trustStore": str(tmp_path / "trust.jks"), "trustStorePassword": "changeit"}
     with EmulatorServer(tmp_path / "data", tls=True) as emulator:
         emulator.publish(ORDERS, [{"Order_Number__c": number} for number in ("1", "2")])

@@ -37,7 +37,7 @@ from sfpubsub.tooling.pushtopics import rows_of
 
 from ..auth.servers import connect_proxy
 from ..cli.test_cli import point_at
-from ..client.test_faces import callables, members, parameters, spelled
+from ..client.test_faces import callables, members, parameters, asyncio_name
 from ..conftest import PATIENCE, until
 from .conftest import TOPIC, numbered
 from .faces import QUICK, Current, session_of
@@ -56,11 +56,11 @@ def test_the_sync_and_the_asyncio_client_have_the_same_interface():
 
     Of the asyncio client's methods, exactly those that may have to wait are coroutines.
     """
-    assert [spelled(name, AsyncStreamingClient) for name in members(StreamingClient)] == members(
-        AsyncStreamingClient
-    )
+    assert [
+        asyncio_name(name, AsyncStreamingClient) for name in members(StreamingClient)
+    ] == members(AsyncStreamingClient)
     for name, function in callables(StreamingClient).items():
-        other = getattr(AsyncStreamingClient, spelled(name, AsyncStreamingClient))
+        other = getattr(AsyncStreamingClient, asyncio_name(name, AsyncStreamingClient))
         assert parameters(function) == parameters(other), name
     waits = {
         name
