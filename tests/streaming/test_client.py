@@ -37,7 +37,7 @@ from sfpubsub.tooling.pushtopics import rows_of
 
 from ..auth.servers import connect_proxy
 from ..cli.test_cli import point_at
-from ..client.test_faces import callables, members, parameters, asyncio_name
+from ..client.test_faces import asyncio_name, callables, members, parameters
 from ..conftest import PATIENCE, until
 from .conftest import TOPIC, numbered
 from .faces import QUICK, Current, session_of

@@ -1,6 +1,6 @@
 """Tests in which unchanged clients of other projects read and change records.
 
-Run with `-m foreign`. The packages are fetch_packages once, at pinned versions, into a cache directory
+Run with `-m foreign`. The packages are fetched once, at pinned versions, into a cache directory
 outside of the tree.
 """
 
