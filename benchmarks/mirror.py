@@ -133,8 +133,8 @@ def step(world: World, records: int) -> tuple[float, float]:
                 world.update(record_id, Phone=f"{turn}{number}")
             while world.stream.state().written < written + len(chosen):
                 time.sleep(0.5)
-            began, laid = time.perf_counter(), mirror.report.events
-            while mirror.report.events < laid + len(chosen):
+            began, applied = time.perf_counter(), mirror.report.events
+            while mirror.report.events < applied + len(chosen):
                 mirror.advance(world.stream.state())
             taken = time.perf_counter() - began
     now = world.spark.read.format("delta").load(f"file://{world.to}/Account")

@@ -20,7 +20,7 @@ from pathlib import Path
 from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.spark import EventWriter, spark_session
-from sfpubsub.spark.ingest.together import DEFAULT_PATIENCE, Together
+from sfpubsub.spark.ingest.together import DEFAULT_PATIENCE, SharedWriter
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.types import RawEvent, ReplayId
 
@@ -87,7 +87,9 @@ def main() -> None:
 
         writer.write_parts = counted  # type: ignore[method-assign]
         most = 1 if options.apart else 10_000
-        together = Together(writer, max_events=most, max_bytes=1 << 30, patience=DEFAULT_PATIENCE)
+        together = SharedWriter(
+            writer, max_events=most, max_bytes=1 << 30, patience=DEFAULT_PATIENCE
+        )
         writer.write_read(batch_of(names[0], codec, 1), names[0])  # Spark's first write is slow
         end = time.monotonic() + options.seconds
 

@@ -5,9 +5,9 @@
 #
 #   scripts/storm.sh [STORMS [SEED [FORMAT]]]     default: 20 storms, a new seed, delta
 #
-# Runs STORMS storms of 5,000 changes to 10,000 records with 20 faults each, then one of 50,000
-# changes to 100,000 records with 60 faults. Iceberg runs in a separate environment. The last line
-# of each storm is its report as JSON.
+# Runs STORMS storms of 5,000 changes to 10,000 records with 20 faults each, every second one with
+# reads in bulk, then one of 50,000 changes to 100,000 records with 60 faults. Iceberg runs in a
+# separate environment. The last line of each storm is its report as JSON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
@@ -39,7 +39,9 @@ storm() {
   fi
 }
 for ((number = 1; number <= storms; number++)); do
-  storm "$number" --changes 5000 --records 10000 --blows 20
+  reads=default
+  if ((number % 2 == 0)); then reads=bulk; fi
+  storm "$number" --reads "$reads" --changes 5000 --records 10000 --blows 20
 done
 storm "$((storms + 1))" --changes 50000 --records 100000 --blows 60
 if [ "$status" -eq 0 ]; then

@@ -16,7 +16,7 @@ import trustme
 from sfpubsub.cli import probes
 from sfpubsub.cli.certificate import certificate_of
 from sfpubsub.cli.main import run
-from sfpubsub.cli.probes import Way
+from sfpubsub.cli.probes import NetworkRoute
 from sfpubsub.config import Settings
 from sfpubsub.emulator.faults import Fault
 
@@ -351,7 +351,7 @@ def test_a_port_that_never_answers_is_an_error_after_the_timeout(monkeypatch):
     with pytest.raises(
         probes.ProbeError, match=r"192\.0\.2\.1:7443 cannot be reached: no response within 0\.5 s"
     ):
-        probes.connect(Way("192.0.2.1", 7443, ""))
+        probes.connect(NetworkRoute("192.0.2.1", 7443, ""))
     assert limits == [probes.STEP]
 
 
@@ -361,7 +361,7 @@ def test_both_ports_of_the_service_are_tried(monkeypatch, capsys):
     """
     tried = []
 
-    def connect(way: Way) -> socket.socket:
+    def connect(way: NetworkRoute) -> socket.socket:
         tried.append(way.port)
         if way.port == shut:
             raise probes.ProbeError(f"{way.host}:{way.port} cannot be reached: refused", "cure")
@@ -390,7 +390,7 @@ def test_connections_go_through_the_proxy(tmp_path, monkeypatch):
     with connect_proxy() as proxy, https_host(lambda _: Reply(), authority) as host:
         named = proxy.url.replace("http://", "http://user:pass%21@")
         settings = Settings(endpoint=f"localhost:{host.port}", proxy=named)
-        way = probes.way_to(settings)
+        way = probes.route_to(settings)
         assert "certificate for" in probes.handshake(way, host.ca_file)
         (asked,), (credentials,) = proxy.asked, proxy.credentials
         assert f"CONNECT localhost:{host.port}" in asked
@@ -398,9 +398,9 @@ def test_connections_go_through_the_proxy(tmp_path, monkeypatch):
         with pytest.raises(probes.ProbeError, match="the proxy responded with nothing"):
             probes.connect(way._replace(port=1))
         monkeypatch.setenv("https_proxy", proxy.url)
-        assert probes.way_to(Settings(endpoint="other.example.com:1")).proxy == proxy.url
+        assert probes.route_to(Settings(endpoint="other.example.com:1")).proxy == proxy.url
         monkeypatch.setenv("no_proxy", "other.example.com")
-        assert not probes.way_to(Settings(endpoint="other.example.com:1")).proxy
+        assert not probes.route_to(Settings(endpoint="other.example.com:1")).proxy
     with pytest.raises(probes.ProbeError, match=r"the proxy .* cannot be reached"):
         probes.connect(way)
 
@@ -461,7 +461,7 @@ def test_an_expired_certificate_is_shown_with_its_date(tmp_path: Path):
             secured.recv(1)
 
     with raw_host(talk) as url:
-        way = Way("localhost", int(url.rpartition(":")[2]), "")
+        way = NetworkRoute("localhost", int(url.rpartition(":")[2]), "")
         with pytest.raises(probes.ProbeError, match="expired") as caught:
             probes.handshake(way, str(ca_file))
     assert f"valid until {past:%Y-%m-%d}" in str(caught.value)

@@ -51,16 +51,16 @@ def test_repeated_warnings_are_limited_and_counted():
     """
     limit, passed = Limit(), []
     for number in range(20):
-        told = limit.told(record("again in %.1f s, rpc id %s", number, f"r{number}x", at=number))
+        told = limit.limited(record("again in %.1f s, rpc id %s", number, f"r{number}x", at=number))
         passed += [told] if told else []
     assert [told.getMessage() for told in passed] == [
         f"again in {number:.1f} s, rpc id r{number}x" for number in range(LINES)
     ]
-    assert limit.told(record("another", at=19.0))
-    assert all(limit.told(record("x", level=logging.INFO)) for _ in range(20))
-    told = limit.told(record("again in %.1f s, rpc id %s", 9, "r", at=WITHIN))
+    assert limit.limited(record("another", at=19.0))
+    assert all(limit.limited(record("x", level=logging.INFO)) for _ in range(20))
+    told = limit.limited(record("again in %.1f s, rpc id %s", 9, "r", at=WITHIN))
     assert told.getMessage() == "again in 9.0 s, rpc id r (15 similar messages suppressed)"
-    assert limit.told(record("again in %.1f s, rpc id %s", 9, "r", at=WITHIN + 1))
+    assert limit.limited(record("again in %.1f s, rpc id %s", 9, "r", at=WITHIN + 1))
 
 
 def test_plain_messages_become_json_lines():

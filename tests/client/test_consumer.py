@@ -198,7 +198,7 @@ def test_only_one_event_is_in_hand_when_iterating_over_events():
     step = harness.step()
     assert isinstance(step, HandOut)
     harness.queue.clear()
-    harness.consumer.took_one(5)
+    harness.consumer.delivered_one(5)
     assert harness.consumer.in_hand == (5, 5)
     harness.consumer.give_back(step.batch.behind(5))
     harness.consumer.asked()

@@ -149,11 +149,11 @@ def test_quarantine_is_never_written_in_the_event_loops_thread(start: Start):
     service.publish_valid(1)
     threads: set[int] = set()
 
-    class Noted(Quarantine):
+    class DurableState(Quarantine):
         def put(self, _events: Sequence[QuarantinedEvent]) -> None:
             threads.add(threading.get_ident())
 
-    held = face.managed(NAME, on_undecodable="quarantine", quarantine=Noted())
+    held = face.managed(NAME, on_undecodable="quarantine", quarantine=DurableState())
     assert collect(held, 1) == [1]
     assert len(threads) == 1
     if face.name == "asyncio":

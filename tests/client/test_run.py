@@ -364,7 +364,7 @@ def test_quarantine_is_never_written_in_the_event_loops_thread(start: Start):
     service.publish(1)
     threads: set[int] = set()
 
-    class Noted(Quarantine):
+    class DurableState(Quarantine):
         def put(self, events):
             threads.add(threading.get_ident())
 
@@ -372,7 +372,7 @@ def test_quarantine_is_never_written_in_the_event_loops_thread(start: Start):
         raise ValueError
 
     held = face.managed(NAME)
-    options = {"retry": None, "on_failure": "quarantine", "quarantine": Noted()}
+    options = {"retry": None, "on_failure": "quarantine", "quarantine": DurableState()}
     run = Handler(work=work).begin(held, **options)
     until(lambda: held.health().quarantined == 1, "the event")
     held.stop()

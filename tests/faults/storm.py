@@ -51,6 +51,10 @@ OPTIONS = ("--margin", str(MARGIN), "--batch-seconds", "2")
 # Options that select the source of a mirror, by name.
 SOURCES = {"topic": ("--topic", CHANNEL), "managed": ("--managed", "Storm")}
 
+# Options that select how objects are read as a whole, by name. By default, only objects with 10,000
+# records are read in bulk; several pieces per object, so that kills come between them.
+READS = {"default": (), "bulk": ("--bulk-from", "0", "--piece-rows", "500")}
+
 # Refreshes and sweeps are disabled during the storm, and done by the last run.
 DURING_THE_STORM = ("--refresh-formulas", "0", "--sweep", "0")
 LAST_RUN = ("--once", "--refresh-formulas", "1s", "--sweep", "1s")
@@ -118,6 +122,7 @@ def run(
     seed: int,
     format_: str = "delta",
     source: str = "topic",
+    reads: str = "default",
     python: str = sys.executable,
     life: float = LONGEST_LIFE,
     say: Callable[[str], None] = lambda text: None,
@@ -133,6 +138,7 @@ def run(
         seed: Seed of the changes and the random times.
         format_: Format of the tables.
         source: One of `SOURCES`.
+        reads: One of `READS`.
         python: Python interpreter with a PySpark version that supports the format.
         life: Longest time between two faults, in seconds.
         say: Called with a description of each fault.
@@ -147,7 +153,8 @@ def run(
         writer = Writer(emulator, seed, pace=life * (len(blows) + 1) / max(changes, 1) / 4)
         writer.fill(records)
         emulator.managed.create("Storm", CHANNEL)
-        mirror = _Mirror(directory, emulator, format_, source, python)
+        options = (*SOURCES[source], *READS[reads])
+        mirror = _Mirror(directory, emulator, format_, options, python)
         writer.start()
         try:
             for number, blow in enumerate(blows, start=1):
@@ -215,7 +222,12 @@ class _Mirror:
     """The process ``sfpubsub mirror run``, which is restarted after each kill."""
 
     def __init__(
-        self, directory: Path, emulator: EmulatorServer, format_: str, source: str, python: str
+        self,
+        directory: Path,
+        emulator: EmulatorServer,
+        format_: str,
+        options: Sequence[str],
+        python: str,
     ) -> None:
         self._log = directory / "mirror.log"
         self._python = python
@@ -228,7 +240,7 @@ class _Mirror:
         }
         lake = ["--to", str(directory / "lake"), "--format", format_]
         self._command = ["sfpubsub", "mirror", "run", *OBJECTS, *lake]
-        self._command += [*SOURCES[source], *OPTIONS]
+        self._command += [*options, *OPTIONS]
         self._start(*DURING_THE_STORM)
 
     def run_for(self, seconds: float) -> None:
@@ -302,6 +314,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--format", choices=["delta", "iceberg"], default="delta")
     parser.add_argument("--source", choices=sorted(SOURCES), default="topic")
+    parser.add_argument("--reads", choices=sorted(READS), default="default")
     parser.add_argument("--changes", type=int, default=5_000)
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--blows", type=int, default=20)
@@ -323,6 +336,7 @@ def main() -> None:
             seed=options.seed,
             format_=options.format,
             source=options.source,
+            reads=options.reads,
             say=lambda text: print(text, file=sys.stderr, flush=True),
         )
     print(json.dumps({**vars(report), "ok": report.ok}))

@@ -14,7 +14,7 @@ import pytest
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.monitoring.history import EVERY, KEPT, History, Point, Series
 from sfpubsub.monitoring.metrics import Metric
-from sfpubsub.monitoring.monitor import Monitor, Told
+from sfpubsub.monitoring.monitor import LoggedProblem, Monitor
 from sfpubsub.monitoring.plot import Window, plot
 from sfpubsub.monitoring.registry import Sample
 from sfpubsub.monitoring.server import serve
@@ -54,7 +54,7 @@ def busy_monitor() -> Monitor:
         monitor.update()
     for number in range(4):
         monitor.step_ended("write", 0.4 + number / 7, f"{1000 + number} rows, 0 duplicates")
-    monitor.told.append(Told(clock.now - 60, "warning", f"{HOSTILE} cannot be fetched"))
+    monitor.logged.append(LoggedProblem(clock.now - 60, "warning", f"{HOSTILE} cannot be fetched"))
     return monitor
 
 

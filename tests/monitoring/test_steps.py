@@ -37,10 +37,10 @@ def test_stuck_step_logs_the_stacks_of_all_threads_once(hanging, caplog):
     """The log names the blocked thread and function, but no argument values; a later stuck step is
     logged again."""
     steps = Steps()
-    steps.tell_stuck({"write of orders": 600.0}, 600.0)
+    steps.report_stuck({"write of orders": 600.0}, 600.0)
     assert caplog.records == []
-    steps.tell_stuck({"write of orders": 601.0}, 600.0)
-    steps.tell_stuck({"write of orders": 602.0}, 600.0)
+    steps.report_stuck({"write of orders": 601.0}, 600.0)
+    steps.report_stuck({"write of orders": 602.0}, 600.0)
     (record,) = caplog.records
     text = record.getMessage()
     assert record.levelno == logging.ERROR
@@ -48,8 +48,8 @@ def test_stuck_step_logs_the_stacks_of_all_threads_once(hanging, caplog):
     assert "thread write orders:" in text
     assert "a_write_that_hangs" in text
     assert "planted" not in text
-    steps.tell_stuck({"write of orders": None}, 600.0)
-    steps.tell_stuck({"write of orders": 601.0}, 600.0)
+    steps.report_stuck({"write of orders": None}, 600.0)
+    steps.report_stuck({"write of orders": 601.0}, 600.0)
     assert len(caplog.records) == 2
 
 
@@ -74,7 +74,7 @@ def test_monitor_counts_and_keeps_log_records_while_it_runs():
         logging.getLogger("sfpubsub.client").info("not kept")
         until(looked.is_set)
     logging.getLogger("sfpubsub.client").warning("after the end")
-    assert [(told.level, told.text) for told in monitor.told] == [("warning", "it is slow")]
+    assert [(each.level, each.text) for each in monitor.logged] == [("warning", "it is slow")]
     samples = [each for each in monitor.registry.collect() if each.metric is Metric.LOG_RECORDS]
     assert {dict(each.labels)["level"]: each.value for each in samples} == {
         "warning": 1,

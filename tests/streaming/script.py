@@ -129,7 +129,7 @@ class Script:
         return self.land(lane, error)
 
     def land(self, lane: Lane, outcome: Any) -> list[Command]:
-        return self.tick(partial(self.protocol.landed, self.flying.pop(lane), outcome))
+        return self.tick(partial(self.protocol.handle_outcome, self.flying.pop(lane), outcome))
 
     def confirm(self, lane: Lane, *others: Any, **more: Any) -> list[Command]:
         """Confirm all messages of the request on a lane, after *others* in the same response."""

@@ -331,7 +331,7 @@ class HttpClient:
                     read = response.raw.read(max_bytes + 1, decode_content=False)
                     size = len(read)
                 else:
-                    read, size = b"", _pour(response.raw, sink, max_bytes)
+                    read, size = b"", _copy_body(response.raw, sink, max_bytes)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             return failure_of(host, error)
         if size > max_bytes:
@@ -351,7 +351,7 @@ class HttpClient:
         )
 
 
-def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
+def _copy_body(source: Any, sink: Sink, max_bytes: int) -> int:
     """Pass the body to *sink* in chunks, and return the number of bytes read.
 
     Reading stops at the end of the body, once more than *max_bytes* have been read, or when *sink*

@@ -21,7 +21,7 @@ from sfpubsub.cli import probes
 from sfpubsub.cli.main import NOT_ALLOWED
 from sfpubsub.cli.mirror_checks import ALL_CHANGES, unselected
 from sfpubsub.cli.params import ManagedName, Topic
-from sfpubsub.cli.probes import ProbeError, Way
+from sfpubsub.cli.probes import NetworkRoute, ProbeError
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import client_of, service_options
 from sfpubsub.client.client import PubSubClient
@@ -196,7 +196,7 @@ def _check_network(report: _Report, settings: Settings) -> bool:
     """
     way = None
     with report.trying("endpoint", "set SFPUBSUB_ENDPOINT to host:port"):
-        way = probes.way_to(settings)
+        way = probes.route_to(settings)
     if way is None:
         return False
     host = way.first[0]
@@ -222,7 +222,7 @@ def _check_network(report: _Report, settings: Settings) -> bool:
     return reached
 
 
-def _check_ports(report: _Report, way: Way) -> bool:
+def _check_ports(report: _Report, way: NetworkRoute) -> bool:
     """Check the configured port and, for a Salesforce host, the alternative port (443 or 7443).
 
     Returns:

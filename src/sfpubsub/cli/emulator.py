@@ -165,7 +165,7 @@ def emulator(
             advertise=advertise,
             seed=seed,
         )
-        with server, _told_in(ready_file, json.dumps(_ready(server))):
+        with server, _ready_file(ready_file, json.dumps(_ready(server))):
             _write_privately(server.data_dir / "client.toml", _client_settings(server))
             if until_stdin_closes:
                 threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
@@ -198,7 +198,7 @@ def _end_with_stdin() -> None:
 
 
 @contextlib.contextmanager
-def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
+def _ready_file(ready_file: Path | None, line: str) -> Iterator[None]:
     """Write *line* to *ready_file* atomically, and delete the file when the block ends.
 
     Does nothing if *ready_file* is None.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sfpubsub.spark.ingest.progress import Progress
     from sfpubsub.spark.ingest.sidecars import Sidecars
     from sfpubsub.spark.ingest.streams import OnFailure, Stream, Streams
-    from sfpubsub.spark.ingest.together import Member, Together
+    from sfpubsub.spark.ingest.together import Member, SharedWriter
     from sfpubsub.spark.ingest.undecodable import OnUndecodable
     from sfpubsub.spark.ingest.writer import EventWriter
     from sfpubsub.spark.raw.destination import Destination
@@ -50,7 +50,7 @@ class _Open:
     """Objects that all sources of a run share: side tables, writer, session and client."""
 
     sidecars: Sidecars
-    together: Together
+    together: SharedWriter
     sessions: CurrentSession
     client: PubSubClient | None
     """Client for managed subscriptions and topics; None if all sources are channels."""
@@ -189,7 +189,7 @@ class Run:
     ) -> _Open:
         from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW_KEYS
         from sfpubsub.spark.ingest.sidecars import Sidecars
-        from sfpubsub.spark.ingest.together import Together
+        from sfpubsub.spark.ingest.together import SharedWriter
         from sfpubsub.spark.ingest.writer import EventWriter
 
         sidecars = Sidecars(spark, self._table)
@@ -209,7 +209,7 @@ class Run:
         )
         opened.callback(self._close, writer, sidecars)
         sidecars.open()
-        together = Together(
+        together = SharedWriter(
             writer,
             max_events=int(self._job_settings["batch_events"]),
             max_bytes=int(self._job_settings["batch_bytes"]),

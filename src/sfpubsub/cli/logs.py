@@ -61,9 +61,9 @@ class _ToStderr(logging.Handler):
         self._limit = Limit()
 
     def emit(self, record: logging.LogRecord) -> None:
-        told = self._limit.told(record)
-        if told is not None:
-            live.echo(self.format(told))
+        shown = self._limit.limited(record)
+        if shown is not None:
+            live.echo(self.format(shown))
 
 
 class JsonFormatter(logging.Formatter):
@@ -102,7 +102,7 @@ class Limit:
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # start time and count
 
-    def told(self, record: logging.LogRecord) -> logging.LogRecord | None:
+    def limited(self, record: logging.LogRecord) -> logging.LogRecord | None:
         """Decide whether to write *record*.
 
         Returns:
@@ -124,10 +124,10 @@ class Limit:
             return None
         if not left_out:
             return record
-        told = copy.copy(record)
-        told.msg = f"{record.getMessage()} ({left_out} similar messages suppressed)"
-        told.args = ()
-        return told
+        shown = copy.copy(record)
+        shown.msg = f"{record.getMessage()} ({left_out} similar messages suppressed)"
+        shown.args = ()
+        return shown
 
 
 class JsonStderr(io.TextIOBase):

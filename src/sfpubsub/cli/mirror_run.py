@@ -102,7 +102,7 @@ class MirrorRun:
         http = HttpClient.from_settings(self._settings)
         reader = OrgReader(self._sessions, http=http)
         check_rights(reader, self._objects)  # before Spark starts, which takes seconds
-        self._tell_unselected(http)
+        self._report_unselected(http)
         steps = StepWatch()
         with ExitStack() as opened:
             monitor = opened.enter_context(
@@ -214,7 +214,7 @@ class MirrorRun:
             **({} if report is None else vars(report)),
         }
 
-    def _tell_unselected(self, http: HttpClient) -> None:
+    def _report_unselected(self, http: HttpClient) -> None:
         """Warn about objects whose change events the channel does not deliver."""
         channel = self._source.name.rpartition("/")[2]
         if not self._source.keeps_position or not self._source.name.startswith("/data/"):

@@ -41,7 +41,7 @@ class ProbeError(Exception):
         self.cure = cure
 
 
-class Way(NamedTuple):
+class NetworkRoute(NamedTuple):
     """The route to one port of the service."""
 
     host: str
@@ -58,7 +58,7 @@ class Way(NamedTuple):
         return parts.hostname or "", parts.port or 0
 
 
-def way_to(settings: Settings) -> Way:
+def route_to(settings: Settings) -> NetworkRoute:
     """Return the route to the endpoint that the settings define.
 
     Raises:
@@ -66,7 +66,7 @@ def way_to(settings: Settings) -> Way:
     """
     host, port = network.split_endpoint(settings.endpoint)
     proxy = "" if is_plaintext(settings) else network.proxy_to(host, settings.proxy)
-    return Way(host, port, proxy)
+    return NetworkRoute(host, port, proxy)
 
 
 def is_plaintext(settings: Settings) -> bool:
@@ -92,7 +92,7 @@ def resolve(host: str) -> list[str]:
     return sorted({str(address[4][0]) for address in found})
 
 
-def connect(way: Way) -> socket.socket:
+def connect(way: NetworkRoute) -> socket.socket:
     """Connect to the service's port, through the proxy if there is one.
 
     Raises:
@@ -120,7 +120,7 @@ def connect(way: Way) -> socket.socket:
     return connection
 
 
-def handshake(way: Way, ca_file: str) -> str:
+def handshake(way: NetworkRoute, ca_file: str) -> str:
     """Perform a TLS handshake; return the TLS version and a description of the certificate.
 
     Raises:
@@ -154,7 +154,7 @@ def handshake(way: Way, ca_file: str) -> str:
         ) from None
 
 
-def _seen(way: Way) -> str:
+def _seen(way: NetworkRoute) -> str:
     # Without verification, because the certificate is only inspected and nothing is sent.
     looking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     looking.check_hostname = False
@@ -177,7 +177,7 @@ def _described(der: bytes | None) -> str:
         return "not readable"
 
 
-def _through_proxy(connection: socket.socket, way: Way) -> None:
+def _through_proxy(connection: socket.socket, way: NetworkRoute) -> None:
     target = f"[{way.host}]" if ":" in way.host else way.host
     lines = [f"CONNECT {target}:{way.port} HTTP/1.1", f"Host: {target}:{way.port}"]
     parts = urlsplit(way.proxy)

@@ -155,7 +155,7 @@ def tables(
     if stop.interrupted:
         click.get_current_context().exit(INTERRUPTED)
     if total.undecodable and not total.rows:
-        _say_why(total, target)
+        _explain_undecodable(total, target)
         click.get_current_context().exit(FAILED)
 
 
@@ -169,7 +169,7 @@ def _record(raw: str, target: str, total: StepReport) -> dict[str, object]:
     }
 
 
-def _say_why(total: StepReport, target: str) -> None:
+def _explain_undecodable(total: StepReport, target: str) -> None:
     reason, count = max(total.reasons.items(), key=lambda item: item[1])
     hint = ""
     if reason.endswith("is not known"):

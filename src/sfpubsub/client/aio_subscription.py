@@ -226,7 +226,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
 
     async def aclose(self) -> None:
         """Drain, as leaving the ``async with`` block does; see `Subscription.close`."""
-        with self._told_once():
+        with self._raised_once():
             await self.drain()
 
     async def join(self, timeout: float) -> None:

@@ -31,7 +31,7 @@ from sfpubsub.transports.base import Headers, Target
 from sfpubsub.transports.calls import CallDriver
 from sfpubsub.transports.channel import GrpcTransport, open_channel
 from sfpubsub.transports.driver import StreamDriver
-from sfpubsub.transports.process import Home
+from sfpubsub.transports.process import CreatorProcess
 from sfpubsub.transports.publish_driver import PublishDriver
 from sfpubsub.types import (
     PublishResult,
@@ -72,7 +72,7 @@ class Connection:
         self.schemas: SchemaCache = SchemaCache(self.get_schema, store=options.schema_store)
         self._topics = Topics(self.get_topic)
         self._alarm = AlarmClock(time.monotonic)
-        self._home = Home()
+        self._home = CreatorProcess()
         self._lock = threading.Lock()  # guards the two fields below
         self._drivers: set[CallDriver[Any]] = set()
         self._closed = False

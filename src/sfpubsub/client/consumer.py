@@ -128,7 +128,7 @@ class Consumer:
         timings: Timings,
         datetimes: bool = False,
     ) -> None:
-        self.acks_by_itself = auto_ack
+        self.acks_automatically = auto_ack
         """Whether requesting the next batch acks the previous one."""
         self._peek = peek
         self._screen = Screen(target, on_undecodable, ack, datetimes=datetimes)
@@ -161,7 +161,7 @@ class Consumer:
         self._given = self.in_hand = None
         self._store_when_idle = True
 
-    def took_one(self, seq: int) -> None:
+    def delivered_one(self, seq: int) -> None:
         """Record that one event of a batch was delivered: the one with ``delivery_seq`` *seq*."""
         self.in_hand = (seq, seq)
 

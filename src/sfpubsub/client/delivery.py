@@ -112,9 +112,9 @@ class Delivery:
         )
 
     @property
-    def acks_by_itself(self) -> bool:
+    def acks_automatically(self) -> bool:
         """Whether requesting the next batch acks the previous one."""
-        return self._consumer.acks_by_itself
+        return self._consumer.acks_automatically
 
     @property
     def name(self) -> str:
@@ -158,7 +158,7 @@ class Delivery:
 
         None if it will ack no events.
         """
-        return self._consumer.in_hand if self.acks_by_itself and self._is_tracked else None
+        return self._consumer.in_hand if self.acks_automatically and self._is_tracked else None
 
     @contextmanager
     def one_by_one(self, batch: EventBatch) -> Iterator[Iterator[Event]]:
@@ -175,9 +175,9 @@ class Delivery:
             for event in batch:
                 last = event.delivery_seq
                 with self._lock:
-                    self._consumer.took_one(last)
+                    self._consumer.delivered_one(last)
                 yield event
-                if self.acks_by_itself:
+                if self.acks_automatically:
                     event.ack()
 
         try:
@@ -318,7 +318,7 @@ class Delivery:
         """
         self.asked()  # the current batch counts as done, as if the next one were requested
         with self._lock:
-            self._consumer.acks_by_itself = self._stores_on_ack = False
+            self._consumer.acks_automatically = self._stores_on_ack = False
 
     def hold(self, held: bool) -> None:
         """Hold deliveries, or resume them if *held* is false. Events are still received."""

@@ -162,7 +162,7 @@ Step: TypeAlias = Start[T] | SetAside[T] | Ack[T] | WaitUntil | Finish
 _FOR_EVER, _FINISH = WaitUntil(None), Finish()
 
 
-class _Turn(Generic[T]):
+class _QueueEntry(Generic[T]):
     """An entry in a key's queue: one exclusive event, or consecutive events that share the key.
 
     The events of an entry can be handled at the same time.
@@ -202,7 +202,7 @@ class Dispatcher(Generic[T]):
         self._arrivals = 0
         self._held = 0  # arrived and not done
         self._busy = 0  # with a handler, or being set aside
-        self._turns: dict[Hashable, deque[_Turn[T]]] = {}
+        self._turns: dict[Hashable, deque[_QueueEntry[T]]] = {}
         self._ready: list[tuple[int, Job[T]]] = []  # heap by order: commits wait for the oldest
         self._retries: list[tuple[float, int, Job[T]]] = []  # heap by time
         self._aside: deque[Job[T]] = deque()
@@ -251,7 +251,7 @@ class Dispatcher(Generic[T]):
         for key, shared in job.keys.items():
             turns = self._turns.setdefault(key, deque())
             if not (turns and shared and turns[-1].shared):
-                turns.append(_Turn(shared))
+                turns.append(_QueueEntry(shared))
             turns[-1].left += 1
             if turns[-1] is not turns[0]:
                 turns[-1].waiting.append(job)

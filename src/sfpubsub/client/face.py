@@ -59,7 +59,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
         self._process = os.getpid()
-        self._failure_is_told = False
+        self._failure_was_raised = False
 
     @property
     def name(self) -> str:
@@ -165,11 +165,11 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         try:
             self._delivery.driver.raise_failure()
         except SfPubSubError:
-            self._failure_is_told = True
+            self._failure_was_raised = True
             raise
 
     def _check_can_run(self, runner: object) -> None:
-        if self._failure_is_told or self._delivery.driver.discarded:
+        if self._failure_was_raised or self._delivery.driver.discarded:
             self._raise_end()
         if runner is not None:
             raise LocalProtocolError(
@@ -181,12 +181,12 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         self.stop()
 
     @contextmanager
-    def _told_once(self) -> Iterator[None]:
+    def _raised_once(self) -> Iterator[None]:
         """Suppress the subscription's failure in the block if it was raised before the block.
 
         The application then receives the same failure only once.
         """
-        told = self._failure_is_told
+        told = self._failure_was_raised
         try:
             yield
         except SfPubSubError as error:

@@ -212,7 +212,7 @@ class Work:
 
     def failed(self, job: Job[Event], error: BaseException) -> None:
         """Log that the handler failed on an event, and report the failure to the `Dispatcher`."""
-        logger.info("the handler failed on %s: %s", _named(job.event), _told(error))
+        logger.info("the handler failed on %s: %s", _named(job.event), _description(error))
         jitter = random.random()  # noqa: S311  # not a secret
         self._dispatcher.failed(job, error, time.monotonic(), jitter)
 
@@ -275,7 +275,7 @@ class Work:
         )
         return HandlerError(
             f"{what} {_named(event)}{tries}, which was not acked and will be redelivered{broken}: "
-            f"{_told(error)}",
+            f"{_description(error)}",
             event_id=event.id,
             replay_id=event.replay_id,
             subscription=event.subscription,
@@ -298,7 +298,7 @@ def _quarantined(job: Job[Event]) -> QuarantinedEvent:
             event.value  # noqa: B018  # checks that the error is about this event's own payload
         except DecodeError as undecodable:
             return quarantined(event, reason_of(undecodable), event.received_at)
-    return quarantined(event, _told(error), event.received_at, "handler")
+    return quarantined(event, _description(error), event.received_at, "handler")
 
 
 def _named(event: Event) -> str:
@@ -308,7 +308,7 @@ def _named(event: Event) -> str:
     )
 
 
-def _told(error: BaseException) -> str:
+def _description(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  # the exception's own __str__ may fail

@@ -133,7 +133,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         try:
             delivery.driver.drain()
         except SfPubSubError:
-            self._failure_is_told = True
+            self._failure_was_raised = True
             raise
         except BaseException:  # a second Ctrl-C aborts immediately
             delivery.driver.abort()
@@ -150,7 +150,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         Raises:
             SfPubSubError: As for `drain`; an error that was already raised is not raised again.
         """
-        with self._told_once():
+        with self._raised_once():
             self.drain()
 
     def join(self, timeout: float) -> None:

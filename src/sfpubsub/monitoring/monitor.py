@@ -35,7 +35,7 @@ OUR = ((SYSTEM, SYSTEM_NAME),)
 
 
 @dataclass(frozen=True)
-class Told:
+class LoggedProblem:
     """A warning or error logged by sfpubsub."""
 
     at: float
@@ -73,7 +73,7 @@ class Monitor:
         self.registry = Registry()
         self.steps = Steps()
         self.history = History()
-        self.told: deque[Told] = deque(maxlen=_SHOWN)
+        self.logged: deque[LoggedProblem] = deque(maxlen=_SHOWN)
         self._observations: list[Observation] = []
         self._counts: list[Reader] = []
         self._on_update: list[Callable[[], None]] = []
@@ -189,7 +189,7 @@ class Monitor:
         The monitor's thread calls this about once a second.
         """
         self.history.measure(self.clock())
-        self.steps.tell_stuck(self._running(), self.bounds.stuck)
+        self.steps.report_stuck(self._running(), self.bounds.stuck)
         for update in self._on_update:
             update()
 
@@ -254,7 +254,7 @@ class _Listener(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()
         text, _, _ = record.getMessage().partition("\n")
-        self._monitor.told.append(Told(record.created, level, text))
+        self._monitor.logged.append(LoggedProblem(record.created, level, text))
         self._count(level, 1.0)
 
     def _count(self, level: str, amount: float) -> None:

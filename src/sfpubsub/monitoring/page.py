@@ -44,7 +44,7 @@ def page(monitor: Monitor) -> str:
         *_steps(monitor, now),
         *_counts(monitor),
         *_gaps(facts),
-        *_told(monitor, now),
+        *_warnings(monitor, now),
     )
     footer = element(
         "footer",
@@ -151,9 +151,9 @@ def _gaps(facts: list[Facts]) -> Iterator[Element]:
         yield table(heads, rows) if rows else element("p", "No position was lost.")
 
 
-def _told(monitor: Monitor, now: float) -> Iterator[Element]:
+def _warnings(monitor: Monitor, now: float) -> Iterator[Element]:
     yield element("h2", "Warnings and errors")
-    rows = [(told.level, _ago(told.at, now), told.text) for told in list(monitor.told)[::-1]]
+    rows = [(each.level, _ago(each.at, now), each.text) for each in list(monitor.logged)[::-1]]
     yield table(("Level", "When", "What"), rows) if rows else element("p", "None.")
 
 

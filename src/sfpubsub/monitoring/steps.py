@@ -39,7 +39,7 @@ class Steps:
     def __init__(self) -> None:
         self._running: dict[str, Callable[[], float | None]] = {}
         self._done: deque[Done] = deque(maxlen=SHOWN)
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def follow(self, name: str, seconds: Callable[[], float | None]) -> None:
         """Track a kind of step.
@@ -66,16 +66,16 @@ class Steps:
         """Return the most recently finished steps, newest first."""
         return list(self._done)[::-1]
 
-    def tell_stuck(self, running: Mapping[str, float | None], bound: float) -> None:
+    def report_stuck(self, running: Mapping[str, float | None], bound: float) -> None:
         """Log the stacks of all threads, once for each step that runs longer than *bound* seconds.
 
         Not thread-safe.
         """
         for name, seconds in running.items():
             if seconds is None or seconds <= bound:
-                self._told.discard(name)
-            elif name not in self._told:
-                self._told.add(name)
+                self._logged.discard(name)
+            elif name not in self._logged:
+                self._logged.add(name)
                 _log.error("%s: running for %.0f s; threads:\n%s", name, seconds, stacks())
 
 

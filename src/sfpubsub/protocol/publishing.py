@@ -133,7 +133,7 @@ class PublishProtocol:
             self._events.replace(entry, outcome)
         elif outcome.retryable:
             # Resend it unchanged; if it is rejected again, it is re-encoded.
-            self._events.as_it_was(entry)
+            self._events.put_back_unchanged(entry)
             self._wait_until = now + self._pause.next(jitter)
         else:
             refused = PublishResult(None, entry.event.id, str(outcome))

@@ -189,7 +189,7 @@ class Unanswered:
     def recoded(self, ticket: int) -> Entry | None:
         """Record that the re-encoding of an event has ended, and return the event.
 
-        The event is not in the queue until `replace` or `as_it_was` is called.
+        The event is not in the queue until `replace` or `put_back_unchanged` is called.
 
         Returns:
             The event; None if it was not being re-encoded, or is already settled.
@@ -206,7 +206,7 @@ class Unanswered:
         self.size += entry.size
         self.put_back(entry)
 
-    def as_it_was(self, entry: Entry) -> None:
+    def put_back_unchanged(self, entry: Entry) -> None:
         """Put an event back into the queue unchanged, in the encoding that was rejected."""
         entry.tried = {entry.event.schema_id}
         self.put_back(entry)

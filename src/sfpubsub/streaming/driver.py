@@ -134,5 +134,5 @@ class StreamingDriver:
             outcome = None  # free the last response here: this thread reuses its memory
             outcome = self._transport.exchange(request)
             # In the same thread, whose processor has the response in its cache.
-            self.step(partial(self.protocol.landed, request, outcome))
+            self.step(partial(self.protocol.handle_outcome, request, outcome))
         self._transport.connections[lane].drop()

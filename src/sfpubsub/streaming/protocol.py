@@ -91,7 +91,7 @@ class StreamingProtocol:
     # The session.
     _ids: Iterator[int] = field(default_factory=lambda: count(1))  # message ids
     _client_id: str = ""  # empty while there is no session
-    _flying: dict[Lane, Send] = field(default_factory=dict)  # the requests in flight
+    _in_flight: dict[Lane, Send] = field(default_factory=dict)  # the requests in flight
     _connected_at: float | None = None  # when the first connect of this session was answered
     _next_at: float = inf  # when the next handshake or connect may be sent
     _refused: Any = None  # the last session that was refused, if any
@@ -127,7 +127,7 @@ class StreamingProtocol:
         if self._client_id:
             self._send(Lane.ASK, [self._message(bayeux.DISCONNECT)])
             self._client_id = ""
-            self._flying.clear()
+            self._in_flight.clear()
 
     def stop(self, error: errors.SfPubSubError | None = None) -> None:
         """Stop without sending a disconnect request. If *error* is given, report it to the
@@ -143,9 +143,9 @@ class StreamingProtocol:
             self.channels.pending.fail(error)
         self.channels.give_up(reason)
 
-    def landed(self, request: Send, outcome: Answer | errors.SfPubSubError) -> None:
+    def handle_outcome(self, request: Send, outcome: Answer | errors.SfPubSubError) -> None:
         """Handle the outcome of a request: a response or an error."""
-        del self._flying[request.lane]
+        del self._in_flight[request.lane]
         events, replies = ([], {}) if isinstance(outcome, errors.SfPubSubError) else outcome
         for advice in map(bayeux.advice_of, replies.values()):
             if advice.get("timeout") == 0 and self._advice["timeout"]:
@@ -198,14 +198,14 @@ class StreamingProtocol:
 
     def _due(self) -> float:
         """When the next request in flight times out; infinite if none is in flight."""
-        return min((request.due for request in self._flying.values()), default=inf)
+        return min((request.due for request in self._in_flight.values()), default=inf)
 
     def _advance_at(self) -> float:
         """When to send the next handshake or connect request; infinite while none can be sent."""
         if self._connected_at is None:
-            waits = bool(self._flying)
+            waits = bool(self._in_flight)
         else:
-            waits = Lane.POLL in self._flying or self.channels.are_full
+            waits = Lane.POLL in self._in_flight or self.channels.are_full
         return inf if waits else self._next_at
 
     def _send_requests(self) -> None:
@@ -215,7 +215,7 @@ class StreamingProtocol:
                 self._connect()
             else:
                 self._handshake()
-        if self._connected_at is None or Lane.ASK in self._flying:
+        if self._connected_at is None or Lane.ASK in self._in_flight:
             return
         if asked := self.channels.requests(self._message):
             self._send(Lane.ASK, asked)
@@ -249,12 +249,12 @@ class StreamingProtocol:
         before = 0.0 if self._client_id else self.pace.sign_in
         due = self._now + before + timeout
         body = self.channels.dumps(messages)
-        self._flying[lane] = request = Send(lane, messages, body, timeout, due, self._refused)
+        self._in_flight[lane] = request = Send(lane, messages, body, timeout, due, self._refused)
         self.channels.out.append(request)
 
     def _cut(self) -> None:
         """Cancel the requests in flight."""
-        for request in self._flying.values():
+        for request in self._in_flight.values():
             if not request.is_cut:
                 request.is_cut, request.due = True, inf
                 self.channels.out.append(Cut(request))

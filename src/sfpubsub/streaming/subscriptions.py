@@ -246,10 +246,10 @@ class Subscriptions:
             channel.is_wanted = True
             channel.answer(error_for(f"unsubscribing {channel.name}", refusal))
         elif channel.is_wanted:
-            self._refused(channel, refusal)
+            self._handle_refusal(channel, refusal)
         channel.answer()
 
-    def _refused(self, channel: Channel, refusal: BayeuxError) -> None:
+    def _handle_refusal(self, channel: Channel, refusal: BayeuxError) -> None:
         error = error_for(f"subscribing to {channel.name}", refusal)
         if isinstance(error, ReplayIdRejectedError):
             error.gap = channel.gap("rejected", refusal.error_code)

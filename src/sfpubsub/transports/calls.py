@@ -38,7 +38,7 @@ from sfpubsub.protocol.events import Failure, FailureKind
 from sfpubsub.transports.alarm import AlarmClock, Clock, Reminder
 from sfpubsub.transports.base import Call, Headers
 from sfpubsub.transports.mailbox import Mailbox
-from sfpubsub.transports.process import Home
+from sfpubsub.transports.process import CreatorProcess
 
 logger = logging.getLogger("sfpubsub.transport")
 
@@ -99,7 +99,7 @@ class CallDriver(ABC, Generic[Opening]):
         self._reading: list[threading.Event] = []  # one per call; set once it has ended
         # Received messages, the outcome, and the notification of waiters.
         self._mailbox = Mailbox()
-        self._home = Home()
+        self._home = CreatorProcess()
         self._reminder = Reminder(alarm, self._on_alarm)
         # Commands that an interrupted `_apply` left for the next one.
         self._todo: deque[Command] = deque()
@@ -200,7 +200,7 @@ class CallDriver(ABC, Generic[Opening]):
                 arguments are those in *what*, followed by the current time.
             what: Arguments that describe the input, such as a message.
         """
-        if not self._home.is_here:
+        if not self._home.is_current:
             self._check_process()
         told: list[Command] | None = None
         with self._lock:

@@ -19,7 +19,7 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-class Home:
+class CreatorProcess:
     """Identifies the process that created this object."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Home:
         self._forks = _forks
 
     @property
-    def is_here(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the current process created this object."""
         return self._forks == _forks
 
@@ -43,7 +43,7 @@ class Home:
         Raises:
             LocalProtocolError: The current process is a fork of the one that created this object.
         """
-        if not self.is_here:
+        if not self.is_current:
             raise LocalProtocolError(
                 f"{title} belongs to process {self.pid}, which forked this process: create a new "
                 f"client after the fork"

@@ -24,7 +24,13 @@ from hypothesis import strategies as st
 
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.ingest import key_window
-from sfpubsub.spark.ingest.key_run import DamagedRunError, KeyRun, RunWriter, Sought, sorted_records
+from sfpubsub.spark.ingest.key_run import (
+    DamagedRunError,
+    KeyQuery,
+    KeyRun,
+    RunWriter,
+    sorted_records,
+)
 from sfpubsub.spark.ingest.key_window import Covered, KeyWindow, Known, hour_of
 
 HOUR = 3600.0
@@ -131,12 +137,12 @@ def test_a_run_finds_the_keys_that_were_written_and_no_others(tmp_path: Path):
     count = 5_000
     run = run_of(tmp_path, records_of([key(n) for n in range(count)], list(range(count))))
     asked = [key(n) for n in range(-20_000, count)]
-    places, marks = run.find(Sought(asked))
+    places, marks = run.find(KeyQuery(asked))
     assert dict(zip(places.tolist(), marks.tolist(), strict=True)) == {
         20_000 + n: n for n in range(count)
     }
     again = KeyRun.open(tmp_path, run.entry)
-    assert len(again.find(Sought(asked))[0]) == count
+    assert len(again.find(KeyQuery(asked))[0]) == count
 
 
 @settings(max_examples=40, deadline=None)  # files are flushed to disk, which may be slow
@@ -150,7 +156,7 @@ def test_keys_that_share_half_of_their_bytes_are_told_apart(pairs: list[tuple[in
     directory = Path(os.environ["PYTEST_TMP_RUNS"])
     (directory / "one.keys").unlink(missing_ok=True)
     run = run_of(directory, records_of(keys, list(range(len(keys)))))
-    places, _ = run.find(Sought(asked))
+    places, _ = run.find(KeyQuery(asked))
     assert {asked[place] for place in places.tolist()} == set(keys)
 
 

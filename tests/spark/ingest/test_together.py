@@ -13,7 +13,7 @@ from sfpubsub.errors import DecodeError, WriteError
 from sfpubsub.spark.ingest import together as module
 from sfpubsub.spark.ingest.result import WriteResult
 from sfpubsub.spark.ingest.screening import Part
-from sfpubsub.spark.ingest.together import Member, Together
+from sfpubsub.spark.ingest.together import Member, SharedWriter
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import ReplayId
@@ -72,9 +72,9 @@ def _raw(number: int):
     return raw_event(number)
 
 
-def together_of(writer: Writer, **options) -> Together:
+def together_of(writer: Writer, **options) -> SharedWriter:
     arguments = {"max_events": 10, "max_bytes": 10_000, "patience": 30.0} | options
-    return Together(writer, **arguments)
+    return SharedWriter(writer, **arguments)
 
 
 def submit(pool: ThreadPoolExecutor, member: Member, numbers: Sequence[int]) -> Future:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from sfpubsub.spark.mirror import merging, reads
 from sfpubsub.spark.mirror.merging import Mirrored
-from sfpubsub.spark.mirror.reads import AsOf, Entry, Noted, Read, Row
+from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, Read, Row
 from sfpubsub.spark.tables.records import Change, Cue, ObjectCue, Reason
 from tests.spark.mirror.org_model import FIELDS, OVERFLOW_ID, Org, Sent, time_of
 
@@ -61,7 +61,7 @@ class Job:
         self.answers: list[Answer] = []  # durable
         self.asked: list[Entry] = []  # durable
         self.tables = self.durable = Tables()
-        self.notes: list[Noted] = []
+        self.notes: list[DurableState] = []
         self.requests: list[Request] = []
         self.ask(Reason.ASKED)
 
@@ -72,7 +72,7 @@ class Job:
 
         This is called after every change, which is the worst case for the rules.
         """
-        self.notes.append(Noted(self.org.now, AsOf(len(self.raw) - 1, len(self.asked))))
+        self.notes.append(DurableState(self.org.now, AsOf(len(self.raw) - 1, len(self.asked))))
 
     def deliver(self, count: int, *, decoded: bool = True) -> None:
         """Append the next *count* events to the raw table.
@@ -174,7 +174,9 @@ class Job:
             marks = [each.cue for each in cues if record_id.startswith(each.prefix)]
             changes = self._changes(record_id, start, end)
             known = mirrored.get(record_id)
-            outcome = merging.lay(FIELDS, record_id, known, changes, marks, self._newest(record_id))
+            outcome = merging.apply_changes(
+                FIELDS, record_id, known, changes, marks, self._newest(record_id)
+            )
             queue |= set(outcome.added)
             if outcome.mirrored is not None:
                 mirrored[record_id] = outcome.mirrored

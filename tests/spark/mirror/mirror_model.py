@@ -123,10 +123,10 @@ class MirrorMachine(RuleBasedStateMachine):
     def wait(self, ticks: int) -> None:
         self.org.now += ticks
 
-    @rule(count=st.integers(1, 5), lay=st.booleans())
-    def deliver(self, count: int, lay: bool) -> None:
+    @rule(count=st.integers(1, 5), is_applied=st.booleans())
+    def deliver(self, count: int, is_applied: bool) -> None:
         self.job.deliver(count)
-        if lay:
+        if is_applied:
             self.job.apply_rows(len(self.job.raw))
 
     @rule(is_again=st.booleans())

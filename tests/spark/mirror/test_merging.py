@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from sfpubsub.spark.mirror import merging, reads
-from sfpubsub.spark.mirror.merging import Mirrored, lay, merge_absence, merge_row
-from sfpubsub.spark.mirror.reads import AsOf, Entry, Noted, Read, Row, heals
+from sfpubsub.spark.mirror.merging import Mirrored, apply_changes, merge_absence, merge_row
+from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, Read, Row, heals
 from sfpubsub.spark.tables.records import Change, Cue, Reason
 from tests.spark.mirror.mirror_model import DivergedError, MirrorMachine
 from tests.spark.mirror.org_model import FIELDS, Org, time_of
@@ -145,7 +145,7 @@ def diffs(*lines: str) -> tuple[list[Change], list[str]]:
 
 def known(phone: str, seq: int) -> Mirrored:
     """Return a record that was created by an event at tick *seq*."""
-    created = lay(FIELDS, X, None, [change("CREATE", seq, phone, None, None, None)], [])
+    created = apply_changes(FIELDS, X, None, [change("CREATE", seq, phone, None, None, None)], [])
     assert created.mirrored is not None
     return created.mirrored
 
@@ -154,7 +154,11 @@ def test_as_of_is_what_was_durable_one_margin_earlier():
     """A read certainly contains only what was durable one margin (the longest lag of the org's
     responses) before its request. Before a margin has passed, it has no as-of.
     """
-    notes = [Noted(10.0, AsOf(5)), Noted(12.0, AsOf(7)), Noted(14.0, AsOf(7, 1))]
+    notes = [
+        DurableState(10.0, AsOf(5)),
+        DurableState(12.0, AsOf(7)),
+        DurableState(14.0, AsOf(7, 1)),
+    ]
     assert reads.as_of(notes, 15.0, 3.0) == AsOf(7)
     assert reads.as_of(notes, 17.0, 3.0) == AsOf(7, 1)
     assert reads.as_of(notes, 12.9, 3.0) is None
@@ -166,7 +170,7 @@ def test_event_after_the_as_of_is_applied_to_an_older_row():
     The events after the read's as-of are applied to it, so nothing is reverted.
     """
     changes = [update(6, "6"), update(7, "7")]
-    before = lay(FIELDS, X, known("1", 1), changes, []).mirrored
+    before = apply_changes(FIELDS, X, known("1", 1), changes, []).mirrored
     after = merge_row(FIELDS, X, before, read(5), Row(("1", "s", "n", "f")), changes, [])
     assert after.mirrored is not None
     assert after.mirrored.record.values == ["7", "s", "n", "f"]
@@ -178,7 +182,7 @@ def test_read_from_before_a_gap_event_leaves_its_entry_open():
     event.
     """
     gap = change("GAP_UPDATE", 6)
-    first = lay(FIELDS, X, known("1", 1), [gap], [])
+    first = apply_changes(FIELDS, X, known("1", 1), [gap], [])
     (entry,) = first.added
     row = Row(("2", None, None, None))
     early = merge_row(FIELDS, X, first.mirrored, read(5), row, [gap], [entry])
@@ -224,7 +228,7 @@ def test_diff_that_does_not_match_queues_a_reread():
     changes, _ = diffs("a")
     row = Row(("p1", None, "another text", None))
     base = merge_row(FIELDS, X, None, read(0, until=0), row, [], []).mirrored
-    (entry,) = lay(FIELDS, X, base, changes, []).added
+    (entry,) = apply_changes(FIELDS, X, base, changes, []).added
     assert entry.cue.reason is Reason.DIFF
 
 
@@ -233,10 +237,10 @@ def test_constantly_changing_record_leaves_the_queue():
     the open entry and adds no new one.
     """
     changes, texts = diffs(*"abcdefghij")
-    first = lay(FIELDS, X, None, changes[:1], [])
+    first = apply_changes(FIELDS, X, None, changes[:1], [])
     entries, mirrored = list(first.added), first.mirrored
     for now in (4, 7, 10):
-        mirrored = lay(FIELDS, X, mirrored, changes[now - 3 : now], []).mirrored
+        mirrored = apply_changes(FIELDS, X, mirrored, changes[now - 3 : now], []).mirrored
         row = Row(("p1", None, texts[now], None))  # also contains what changed within the margin
         since = changes[now - 3 : now]
         outcome = merge_row(FIELDS, X, mirrored, read(now - 3, until=now), row, since, entries)
@@ -336,7 +340,7 @@ def test_event_older_than_the_read_is_late():
     changed = Row(("by the overflow", None, None, None))
     base = merge_row(FIELDS, X, known("1", 1), read(9, since=8), changed, [], []).mirrored
     redriven = update(10, "older", tick=5)
-    after = lay(FIELDS, X, base, [redriven], [])
+    after = apply_changes(FIELDS, X, base, [redriven], [])
     assert after.mirrored is not None
     assert after.mirrored.record.values[0] == "by the overflow"
     assert [entry.cue.reason for entry in after.added] == [Reason.LATE]

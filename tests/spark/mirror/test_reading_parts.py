@@ -21,7 +21,7 @@ from sfpubsub.errors import (
     WriteError,
 )
 from sfpubsub.spark.mirror import values
-from sfpubsub.spark.mirror.agenda import Agenda, Patience
+from sfpubsub.spark.mirror.agenda import Agenda, RequestBackoff
 from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.described import Column
@@ -121,9 +121,12 @@ READ = Read(AsOf(7, 3), (AT, 5, 1), AT)
 def test_stored_notes_markers_and_reads_are_restored():
     """A step's note, a piece's marker and a row's read are equal when loaded again.
 
-    A merge's note that was stored without ids can still be loaded.
+    A merge's note that an earlier version stored, without ids and with another key for the newest
+    row, can still be loaded.
     """
-    merge = Merge("Account", "object", 1, 2, READ, None, is_last=True, laid=9, at=1.5, calls=3)
+    merge = Merge(
+        "Account", "object", 1, 2, READ, None, is_last=True, applied_seq=9, at=1.5, calls=3
+    )
     for note in (
         merge,
         replace(merge, newest=replace(READ, since=None, until=None)),
@@ -134,6 +137,7 @@ def test_stored_notes_markers_and_reads_are_restored():
     ):
         assert note_of(note.to_note()) == note
     old = {name: value for name, value in merge.to_note().items() if name != "ids"}
+    old["laid"] = old.pop("applied_seq")
     assert note_of(old) == merge
     marker = Marker(1, "object", AsOf(7, 3), until=AT, job="750", selected=("Id", "Name"))
     assert Marker.from_json(marker.to_json()) == marker
@@ -197,7 +201,7 @@ def test_read_is_complete_once_its_last_step_is_merged():
     """
     account = Account()
     last = Marker(1, "object", READ.as_of, is_last=True, piece=2)
-    merge = Merge("Account", "object", 1, 2, READ, None, is_last=False, laid=9, at=1.5)
+    merge = Merge("Account", "object", 1, 2, READ, None, is_last=False, applied_seq=9, at=1.5)
     account.take(merge)
     assert (account.merged, account.newest, account.is_through(last)) == (2, None, False)
     account.take(replace(merge, is_last=True))
@@ -255,7 +259,7 @@ def test_retry_delays_grow_up_to_ten_minutes():
 
     If the daily requests are used up, it is ten minutes at once.
     """
-    patience = Patience()
+    patience = RequestBackoff()
     error = StreamUnavailableError("down")
     assert patience.is_over(0.0)
     waits = [patience.after(error, 0.0) for _ in range(8)]

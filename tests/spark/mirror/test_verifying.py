@@ -121,7 +121,7 @@ def test_every_difference_is_reported_with_its_possible_reason(
     found = lake.differences()
     assert {record_id: each.why for record_id, each in found.items()} == {
         queued: Why.QUEUED,
-        formula: Why.UNTOLD,
+        formula: Why.UNREPORTED,
         recent: Why.RECENT,
         gone: Why.RECENT,
         made: Why.RECENT,

@@ -385,7 +385,7 @@ def test_a_failed_stream_ends_the_query_with_its_reason(world):
     world.emulator.faults.add(fault)
     source = world.reader()
     begin = source.initialOffset()
-    source._topics[0]._follow(Offset.parse(begin))
+    source._topics[0]._move_to(Offset.parse(begin))
     subscription = source._topics[0]._open_feed._subscription
     until(lambda: subscription.health().state == "closed", "the failure")
     end = next_end(source, begin)  # events received before the failure are returned first

@@ -233,7 +233,7 @@ class ManagedStream(EventStream[ManagedFetch]):
                 raise Dropped(fault.params["status"])
             if world.faults.take("leave_commit_unanswered", self.rpc, self.target):
                 return
-        self._owe(CommitAnswer(commit.request_id, commit.replay_id, error, at))
+        self._queue_answer(CommitAnswer(commit.request_id, commit.replay_id, error, at))
 
     def _problem(self, commit: Commit, position: int | None) -> str:
         """Return why a commit is refused, or an empty string if it is accepted."""
@@ -276,7 +276,7 @@ class ManagedStream(EventStream[ManagedFetch]):
             self._wanted_answers = 1
         return answered[-1]
 
-    def _owe(self, answer: CommitAnswer) -> None:
+    def _queue_answer(self, answer: CommitAnswer) -> None:
         settings, faults = self.world.settings, self.world.faults
         if not self._answers:
             self._answers_due = answer.received_at + settings.commit_answer_delay_s

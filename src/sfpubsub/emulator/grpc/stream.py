@@ -317,7 +317,9 @@ class EventStream(ABC, Generic[R]):
             return position
         if not fault.params["advance"]:
             return self.position
-        return bus.pass_by(self.topic, self.position, fault.params["advance"]) or position
+        return (
+            bus.add_empty_positions(self.topic, self.position, fault.params["advance"]) or position
+        )
 
     def _break(self) -> None:
         faults, bus, sessions = self.world.faults, self.world.bus, self.world.sessions

@@ -72,7 +72,9 @@ class _Exchange:
         try:
             for message in messages:
                 replies += (
-                    self._refused(message, Refusal("size")) if is_large else self._one(message)
+                    self._handle_refusal(message, Refusal("size"))
+                    if is_large
+                    else self._one(message)
                 )
         except _Instead as instead:
             return instead.answer
@@ -101,13 +103,13 @@ class _Exchange:
         fault = self._fault("refuse_message", channel)
         if fault is not None:
             refusal = Refusal(fault["text"], reconnect=fault["reconnect"], reason=fault["reason"])
-            return self._refused(message, refusal)
+            return self._handle_refusal(message, refusal)
         if channel not in kinds:  # Salesforce does not support publishing over CometD
-            return self._refused(message, Refusal("restricted"))
+            return self._handle_refusal(message, Refusal("restricted"))
         try:
             return kinds[channel](message)
         except Refusal as refusal:
-            return self._refused(message, refusal)
+            return self._handle_refusal(message, refusal)
 
     # The kinds of messages.
 
@@ -301,7 +303,7 @@ class _Exchange:
                 reply[name] = message[name]
         return reply
 
-    def _refused(self, message: Message, refusal: Refusal) -> list[Message]:
+    def _handle_refusal(self, message: Message, refusal: Refusal) -> list[Message]:
         reply = {**self._reply(message), "successful": False, "error": refusal.text}
         if refusal.reconnect:
             reply["advice"] = {"reconnect": refusal.reconnect, "interval": 0}

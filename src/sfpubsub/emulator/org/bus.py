@@ -344,7 +344,7 @@ class Bus(Positions):
         """
         return self._store.times_after(topic.number, position, limit)
 
-    def pass_by(self, topic: Topic, after: int, count: int) -> int | None:
+    def add_empty_positions(self, topic: Topic, after: int, count: int) -> int | None:
         """If a topic has no events after the position `after`, create `count` positions without
         events, as if other topics had received events.
 

@@ -290,7 +290,7 @@ class EventChannels:
                     raise BadValue("DUPLICATE_DEVELOPER_NAME", text, "DeveloperName")
             made = Member("", developer_name, name, entity, filter_expression, tuple(enriched))
             made = self._keep_member(self._checked(made))
-            self._carry(name)
+            self._update_topic(name)
             self._tell()
             return made
 
@@ -333,7 +333,7 @@ class EventChannels:
             if found is None:
                 raise KeyError(member_id)
             self._forget_member(found)
-            self._carry(found.channel)
+            self._update_topic(found.channel)
             self._tell(found)
 
     # Internal.
@@ -366,7 +366,7 @@ class EventChannels:
         text = f"{entity[:_NAME_CHARS]} is not an event that this channel can carry."
         raise BadValue("INVALID_INPUT", text, "SelectedEntity")
 
-    def _carry(self, name: str) -> None:
+    def _update_topic(self, name: str) -> None:
         found = self.channel(name)
         topic = found.topic if found else _topic(STANDARD)
         start = topic.rpartition("/")[0]

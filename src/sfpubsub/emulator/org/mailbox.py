@@ -47,30 +47,30 @@ class Mailbox(Generic[R]):
         """Add a request, stamped with the time of its arrival."""
         with self._condition:
             self._arrivals.append(Arrival(request, self._clock.now()))
-            self._stir()
+            self._notify()
 
     def half_close(self) -> None:
         """Record that the client has half-closed the stream: it will send no more requests."""
         with self._condition:
             self._half_closed = True
-            self._stir()
+            self._notify()
 
     def fail(self, failure: Exception) -> None:
         """Record an invalid message from the client: from now on, `collect` raises `failure`."""
         with self._condition:
             self._failure = failure
-            self._stir()
+            self._notify()
 
     def hang_up(self) -> None:
         """Record that the call has ended."""
         with self._condition:
             self._gone = True
-            self._stir()
+            self._notify()
 
     def wake(self) -> None:
         """Make the current or next `wait` return, so that its caller checks for changes."""
         with self._condition:
-            self._stir()
+            self._notify()
 
     def collect(self) -> tuple[list[Arrival[R]], bool]:
         """Remove and return the pending requests. Also return whether the client has half-closed
@@ -100,7 +100,7 @@ class Mailbox(Generic[R]):
                     return
                 self._condition.wait(timeout)
 
-    def _stir(self) -> None:
+    def _notify(self) -> None:
         self._news = True
         self._condition.notify_all()
 

@@ -6,7 +6,7 @@ import math
 
 from sfpubsub.emulator.http.exchange import Answer
 from sfpubsub.emulator.org.world import World
-from sfpubsub.emulator.page.live import Live, News, shown_time
+from sfpubsub.emulator.page.live import Live, PageUpdate, shown_time
 from sfpubsub.emulator.page.markup import Markup, button, labelled, live, tag
 from sfpubsub.emulator.page.topics import stream
 from sfpubsub.emulator.page.visit import Visit, back_to, facts
@@ -46,7 +46,7 @@ def jump(visit: Visit) -> Answer:
 def live_clock(visit: Visit) -> Answer:
     """GET /ui/clock/live: send the times on the clock page whenever they change."""
     world = visit.world
-    return stream(Live(lambda _mark: News(_times(world)), "", world.bus.bells, ()))
+    return stream(Live(lambda _mark: PageUpdate(_times(world)), "", world.bus.bells, ()))
 
 
 def _page(visit: Visit, problem: str) -> Answer:

@@ -10,7 +10,7 @@ from typing import Any
 from sfpubsub.emulator.faults.kinds import KINDS, OF_A_SUBSCRIPTION, SIGN_IN, Kind
 from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.emulator.http.exchange import Answer
-from sfpubsub.emulator.page.live import Live, News
+from sfpubsub.emulator.page.live import Live, PageUpdate
 from sfpubsub.emulator.page.markup import Markup, button, labelled, table, table_rows, tag
 from sfpubsub.emulator.page.topics import stream
 from sfpubsub.emulator.page.visit import Visit, back_to
@@ -42,8 +42,8 @@ def add(visit: Visit) -> Answer:
 def live(visit: Visit) -> Answer:
     """GET /ui/faults/live: send the table of faults whenever it changes."""
 
-    def look(_mark: str) -> News:
-        return News({_ROWS: table_rows(_HEADS, _rows(visit))})
+    def look(_mark: str) -> PageUpdate:
+        return PageUpdate({_ROWS: table_rows(_HEADS, _rows(visit))})
 
     return stream(Live(look, "", visit.world.bus.bells, ()))
 

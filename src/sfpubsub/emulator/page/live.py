@@ -28,7 +28,7 @@ _RETRY_MS = 1000
 
 
 @dataclass(frozen=True)
-class News:
+class PageUpdate:
     """The current content of a page.
 
     Attributes:
@@ -55,7 +55,7 @@ class Live:
     """
 
     def __init__(
-        self, look: Callable[[str], News], mark: str, bells: Bells, keys: Sequence[Hashable]
+        self, look: Callable[[str], PageUpdate], mark: str, bells: Bells, keys: Sequence[Hashable]
     ) -> None:
         self._look = look
         self._mark = mark

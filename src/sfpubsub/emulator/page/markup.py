@@ -91,7 +91,7 @@ def table_rows(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup
 
 def live(id_: str, content: object) -> Markup:
     """Return `content` in an element with the id `id_`. While the page is open, updates can replace
-    the content of this element (`News.places`).
+    the content of this element (`PageUpdate.places`).
     """
     return tag("span", content, id=id_)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sfpubsub.emulator.http.exchange import Answer
 from sfpubsub.emulator.org.world import World
-from sfpubsub.emulator.page.live import Live, News, shown_time
+from sfpubsub.emulator.page.live import Live, PageUpdate, shown_time
 from sfpubsub.emulator.page.markup import Markup, table, table_rows, tag
 from sfpubsub.emulator.page.topics import stream
 from sfpubsub.emulator.page.visit import Visit
@@ -30,7 +30,10 @@ def live(visit: Visit) -> Answer:
     world = visit.world
     keys = [topic.name for topic in world.bus.topics()]
     look = Live(
-        lambda _mark: News({_ROWS: table_rows(_HEADS, _rows(world))}), "", world.bus.bells, keys
+        lambda _mark: PageUpdate({_ROWS: table_rows(_HEADS, _rows(world))}),
+        "",
+        world.bus.bells,
+        keys,
     )
     return stream(look)
 

@@ -8,7 +8,7 @@ from sfpubsub.emulator.http.exchange import Answer, Problem
 from sfpubsub.emulator.org.lag import COUNTED, Lag, series
 from sfpubsub.emulator.org.managed import ManagedSubscription
 from sfpubsub.emulator.org.world import World
-from sfpubsub.emulator.page.live import Live, News
+from sfpubsub.emulator.page.live import Live, PageUpdate
 from sfpubsub.emulator.page.markup import Markup, button, joined, tag
 from sfpubsub.emulator.page.plot import plot
 from sfpubsub.emulator.page.topics import PLACE as TOPIC
@@ -42,8 +42,8 @@ def live(visit: Visit) -> Answer:
     """
     world = visit.world
 
-    def look(_mark: str) -> News:
-        return News({_id(record): _state(world, record) for record in world.managed.all()})
+    def look(_mark: str) -> PageUpdate:
+        return PageUpdate({_id(record): _state(world, record) for record in world.managed.all()})
 
     keys = {record.topic for record in world.managed.all()}
     return stream(Live(look, "", world.bus.bells, sorted(keys)))

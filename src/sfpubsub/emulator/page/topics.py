@@ -24,7 +24,7 @@ from sfpubsub.emulator.page.fields import (
     fields_of,
     values_of,
 )
-from sfpubsub.emulator.page.live import Live, News, shown_time
+from sfpubsub.emulator.page.live import Live, PageUpdate, shown_time
 from sfpubsub.emulator.page.markup import Markup, button, labelled, live, table, tag
 from sfpubsub.emulator.page.shell import HEADERS
 from sfpubsub.emulator.page.visit import Visit, back_to, facts, link
@@ -84,7 +84,7 @@ def overview_live(visit: Visit) -> Answer:
     """GET /ui/live: send the counts of all topics whenever they change."""
     world = visit.world
     keys = [topic.name for topic in world.bus.topics()]
-    return stream(Live(lambda _mark: News(counts(world)), "", world.bus.bells, keys))
+    return stream(Live(lambda _mark: PageUpdate(counts(world)), "", world.bus.bells, keys))
 
 
 def topic(visit: Visit) -> Answer:
@@ -114,10 +114,10 @@ def topic_live(visit: Visit) -> Answer:
     found = _topic(visit, visit.query.get("name", ""))
     after = visit.call.headers.get("Last-Event-ID") or visit.query.get("after", "")
 
-    def look(mark: str) -> News:
+    def look(mark: str) -> PageUpdate:
         seen = int(mark) if mark.isdecimal() else 0
         fresh = [row for row in world.bus.newest(found, _SHOWN) if row[0].position > seen]
-        return News(
+        return PageUpdate(
             {_id(found, what): counts(world)[_id(found, what)] for what in _COUNTS},
             [shown_event(world, event, at) for event, at in reversed(fresh)],
             _LIST,

@@ -292,7 +292,7 @@ class ChannelSubscription:
         try:
             message = self._client.receive(timeout)
         except ReplayIdRejectedError as error:
-            self._refused(error)
+            self._handle_rejected_id(error)
             return None
         except StreamUnavailableError as error:
             if self._client.closed:
@@ -316,9 +316,9 @@ class ChannelSubscription:
         try:
             self._client.subscribe(self.name, self._id)
         except ReplayIdRejectedError as error:
-            self._refused(error)
+            self._handle_rejected_id(error)
 
-    def _refused(self, error: ReplayIdRejectedError) -> None:
+    def _handle_rejected_id(self, error: ReplayIdRejectedError) -> None:
         """Handle the rejection of the position, which *error* reports.
 
         Record the gap. Then start a new epoch at the fallback; without a fallback, raise *error*.

@@ -69,7 +69,7 @@ def sorted_records(records: Numbers) -> Numbers:
     return ordered
 
 
-class Sought:
+class KeyQuery:
     """Keys to look up, with precomputed values that every run needs."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
@@ -138,7 +138,7 @@ class _Index:
         """Complete the index after the last record. Lookups are possible only afterwards."""
         np.cumsum(self._starts, out=self._starts)
 
-    def may_hold(self, sought: Sought) -> npt.NDArray[np.intp]:
+    def may_hold(self, sought: KeyQuery) -> npt.NDArray[np.intp]:
         """Return the indexes in *sought* of keys that the run may contain."""
         words = self._filter[_scaled(sought.tops, self._blocks)]
         return np.flatnonzero((words & sought.bits) == sought.bits)
@@ -211,7 +211,7 @@ class KeyRun:
         """Memory used by the run's filter and index, in bytes."""
         return self._index.nbytes
 
-    def find(self, sought: Sought) -> tuple[npt.NDArray[np.intp], Numbers]:
+    def find(self, sought: KeyQuery) -> tuple[npt.NDArray[np.intp], Numbers]:
         """Return the indexes in *sought* of the keys that the run contains, and the keys' marks."""
         candidates = self._index.may_hold(sought)
         found = [
@@ -225,7 +225,7 @@ class KeyRun:
         return np.concatenate(places), np.concatenate(marks)
 
     def _compare(
-        self, sought: Sought, candidates: npt.NDArray[np.intp]
+        self, sought: KeyQuery, candidates: npt.NDArray[np.intp]
     ) -> tuple[npt.NDArray[np.intp], Numbers]:
         """Return those *candidates* (indexes in *sought*) that are in the file, and their marks."""
         starts, ends = self._index.spans(sought.tops[candidates])

@@ -28,10 +28,10 @@ from sfpubsub.spark.ingest.key_merge import Merge, runs_to_merge
 from sfpubsub.spark.ingest.key_run import (
     HOUR,
     DamagedRunError,
+    KeyQuery,
     KeyRun,
     Numbers,
     RunEntry,
-    Sought,
     sorted_records,
 )
 from sfpubsub.spark.ingest.run_directory import RunDirectory
@@ -246,7 +246,7 @@ class KeyWindow:
         Raises:
             ValueError: One of *keys* does not have `KEY_BYTES` bytes.
         """
-        sought = Sought(keys)
+        sought = KeyQuery(keys)
         recent = self._recent
         found = {key: Known(recent[key], True) for key in keys if key in recent}
         for run in reversed(self._runs):

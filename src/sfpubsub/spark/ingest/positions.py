@@ -68,7 +68,7 @@ class TableReplayStore(ReplayStore):
     def set(self, topic: str, replay_id: ReplayId) -> None:
         """Store *replay_id*, unless a write has already stored it.
 
-        If several jobs share the writer, it is stored with a later write (`Together.note`).
+        If several jobs share the writer, it is stored with a later write (`SharedWriter.note`).
 
         Raises:
             ConfigurationError: The topic is not a source of the table.

@@ -33,8 +33,8 @@ DEFAULT_PATIENCE = 0.4
 # receive more events again.
 MOVE_AFTER = 60.0
 
-# Number of written positions remembered per source, so that `Together.note` can ignore them. The
-# client stores about one position per second, which is at most two writes old.
+# Number of written positions remembered per source, so that `SharedWriter.note` can ignore them.
+# The client stores about one position per second, which is at most two writes old.
 _OWN_POSITIONS = 16
 
 # Maximum number of full batches combined into one write, which takes hardly longer than one batch.
@@ -42,7 +42,7 @@ _BATCHES_AT_ONCE = 4
 
 
 class PartsWriter(Protocol):
-    """The part of an `EventWriter` that `Together` needs."""
+    """The part of an `EventWriter` that `SharedWriter` needs."""
 
     @property
     def sources(self) -> Sequence[Source]:
@@ -80,13 +80,13 @@ class _Waiting:
 
 @dataclass
 class _Moves:
-    """Positions recorded by `Together.note`, which the next write stores."""
+    """Positions recorded by `SharedWriter.note`, which the next write stores."""
 
     positions: dict[str, ReplayId] = field(default_factory=dict)
     since: float = 0.0
 
 
-class Together:
+class SharedWriter:
     """Shares one writer among the jobs of several sources. Thread-safe.
 
     Args:
@@ -288,7 +288,7 @@ class Member:
         source: The job's source.
     """
 
-    def __init__(self, together: Together, writer: PartsWriter, source: Source) -> None:
+    def __init__(self, together: SharedWriter, writer: PartsWriter, source: Source) -> None:
         self._together = together
         self._writer = writer
         self._source = source
@@ -305,7 +305,7 @@ class Member:
         return self._together.write(self._source.name, received)
 
     def check(self) -> None:
-        """Check that Spark's JVM is still alive, and call `Together.flush_due`.
+        """Check that Spark's JVM is still alive, and call `SharedWriter.flush_due`.
 
         Raises:
             WriteError: Spark has exited, or the positions could not be written.
@@ -325,7 +325,7 @@ class Member:
     def move(self, position: ReplayId, source: str | None = None) -> None:
         """Record a position, such as a keepalive's, to store it within about `MOVE_AFTER` seconds.
 
-        Some positions are ignored: see `Together.note`.
+        Some positions are ignored: see `SharedWriter.note`.
         """
         self._together.note(source or self._source.name, position)
 

@@ -122,7 +122,7 @@ class EventWriter:
         self.destination = place
         self.org_id = org_id
         self._sidecars = Sidecars(spark, place, clock=clock)
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         """Ids of missing schemas that were already logged."""
         self._trusted = False  # whether this object's state matches the table
         self._is_closed = False
@@ -229,7 +229,7 @@ class EventWriter:
         positions = {self._keeping(name): place for name, place in (moves or {}).items()}
         for part in parts:
             self._name(part.source)
-        with self._turn():
+        with self._one_write():
             screened = screen(parts, self._known, self._undecodable)
             self._keep_conflicts(screened.judged, screened.conflicts)
             going = [found for found in screened.parts if isinstance(found, ScreenedPart)]
@@ -285,7 +285,7 @@ class EventWriter:
         """
         given = {**schemas_in(rows), **(schemas or {})}
         rows = check_rows(rows)
-        with self._turn():
+        with self._one_write():
             if name is not None and name in self._table.names:
                 return WriteResult(0, 0, 0, None, None, self.position, repeated=True)
             is_live = name is not None  # rows without a name may be of any age
@@ -296,7 +296,7 @@ class EventWriter:
             new = verdict.new
             first_seq = self._table.next_seq
             self._sidecars.keep_schemas(given)
-            self._tell_lacking(rows)
+            self._report_lacking(rows)
             batch_id = None
             if new:
                 taken = taken_of(rows, new), [marks[index] for index in new]
@@ -345,7 +345,7 @@ class EventWriter:
             WriteError: The position could not be stored.
         """
         name = self._keeping(self._name(source))
-        with self._turn():
+        with self._one_write():
             self._table.move({name: position})
 
     def check(self) -> None:
@@ -415,8 +415,8 @@ class EventWriter:
         self._known.add(rows, marks, now)
         return batch_id
 
-    def _tell_lacking(self, rows: pa.Table) -> None:
-        wanted = set(pc.unique(rows["schema_id"]).to_pylist()) - {None, ""} - self._told
+    def _report_lacking(self, rows: pa.Table) -> None:
+        wanted = set(pc.unique(rows["schema_id"]).to_pylist()) - {None, ""} - self._logged
         lacking = self._sidecars.lacks_schemas(wanted) if wanted else []
         if lacking:
             _log.warning(
@@ -425,7 +425,7 @@ class EventWriter:
                 ", ".join(lacking),
                 self.destination,
             )
-            self._told.update(lacking)
+            self._logged.update(lacking)
 
     def _move(self, positions: Mapping[str, ReplayId]) -> None:
         """Store the *positions* that differ from those in the table."""
@@ -454,7 +454,7 @@ class EventWriter:
         return name
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _one_write(self) -> Iterator[None]:
         """Lock the writer for one write, and reload the table's state if it is unknown."""
         if self._is_closed:  # the next writer relies on this; this writer's state is outdated
             raise LocalProtocolError(

@@ -84,7 +84,7 @@ class Agenda:
         return now - last >= every
 
 
-class Patience:
+class RequestBackoff:
     """Exponential backoff for requests to the org. Not thread-safe."""
 
     def __init__(self) -> None:

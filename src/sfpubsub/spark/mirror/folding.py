@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from sfpubsub.avro.arrow_types import TIME
-from sfpubsub.spark.mirror.merging import Mirrored, Outcome, lay, merge_absence, merge_row
+from sfpubsub.spark.mirror.merging import Mirrored, Outcome, apply_changes, merge_absence, merge_row
 from sfpubsub.spark.mirror.reads import AsOf, Entry, Read, Row
 from sfpubsub.spark.tables.folding import (
     CUE,
@@ -276,7 +276,9 @@ def _outcome(record_id: str, known: _Known, merging: Merging) -> Outcome | None:
     """Apply the merge rule to one record. Return None if the read does not cover the record."""
     if merging.read is None:
         marks = [each.cue for each in merging.about_all if record_id.startswith(each.prefix)]
-        return lay(merging.fields, record_id, known.mirrored, known.changes, marks, merging.newest)
+        return apply_changes(
+            merging.fields, record_id, known.mirrored, known.changes, marks, merging.newest
+        )
     about_all = [each for each in merging.entries if each.concerns(record_id)]
     entries = sorted([*known.entries, *about_all], key=lambda each: each.cue.ingest_seq)
     if known.read is None:

@@ -20,7 +20,7 @@ from sfpubsub.spark.mirror.budget import Budget
 from sfpubsub.spark.mirror.ledger import Ledger
 from sfpubsub.spark.mirror.notes import Note
 from sfpubsub.spark.mirror.queue import MirrorQueue
-from sfpubsub.spark.mirror.reads import AsOf, Entry, Noted, as_of
+from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, as_of
 from sfpubsub.spark.tables.engine import EventTables
 
 # Seconds between checks of the raw table while the stream writes nothing: rows may be waiting for
@@ -28,7 +28,7 @@ from sfpubsub.spark.tables.engine import EventTables
 _LOOK_EVERY = 10.0
 
 
-class Hand:
+class StepRunner:
     """Runs the steps of one mirror. Not thread-safe.
 
     Args:
@@ -61,7 +61,7 @@ class Hand:
         self._calls = calls
         self._margin = margin
         self._clock, self._wall = clock, wall
-        self._notes: list[Noted] = []
+        self._notes: list[DurableState] = []
         self._written: int | None = None
         self._looked = float("-inf")
         self.events = 0
@@ -79,7 +79,7 @@ class Hand:
             pass
         self._note()
 
-    def lay(self, written: int) -> bool:
+    def apply_changes(self, written: int) -> bool:
         """Apply the next events, and return whether there were any.
 
         Args:
@@ -119,20 +119,20 @@ class Hand:
         """Return whether all rows that were written to the raw table have been applied.
 
         Args:
-            written: The current value of the counter that is passed to `lay`.
+            written: The current value of the counter that is passed to `apply_changes`.
         """
         return written == self._written and not self._engine.is_waiting
 
-    def worth(self) -> AsOf | None:
+    def as_of_now(self) -> AsOf | None:
         """Return what a read that begins now would be guaranteed to contain (`reads.as_of`).
 
         Return None if it is too early for a read.
         """
         return as_of(self._notes, self._clock(), self._margin)
 
-    def laid(self) -> int:
+    def applied_seq(self) -> int:
         """Return the ``ingest_seq`` of the newest raw row that was applied."""
-        return self._engine.laid()
+        return self._engine.applied_seq()
 
     def entries(self) -> dict[str, list[Entry]]:
         """Return the open queue entries by object."""
@@ -149,8 +149,8 @@ class Hand:
 
     def _note(self) -> None:
         newest = self._engine.newest
-        durable = AsOf(self._engine.laid(), 0 if newest is None else newest.number)
+        durable = AsOf(self._engine.applied_seq(), 0 if newest is None else newest.number)
         now = self._clock()
         # Of the notes older than the margin, only the newest is still needed.
         old = [each for each in self._notes if each.time <= now - self._margin]
-        self._notes = [*old[-1:], *self._notes[len(old) :], Noted(now, durable)]
+        self._notes = [*old[-1:], *self._notes[len(old) :], DurableState(now, durable)]

@@ -31,10 +31,10 @@ from sfpubsub.errors import (
 )
 from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.spark.mirror import planning
-from sfpubsub.spark.mirror.agenda import Agenda, Patience
+from sfpubsub.spark.mirror.agenda import Agenda, RequestBackoff
 from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.fetching import Fetching
-from sfpubsub.spark.mirror.hand import Hand
+from sfpubsub.spark.mirror.hand import StepRunner
 from sfpubsub.spark.mirror.ledger import Ledger
 from sfpubsub.spark.mirror.log import Marker, id_range
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
@@ -107,9 +107,9 @@ class Mirror:
         self._fetching = Fetching(self._stopping)
         self._report = MirrorReport()
         self._agenda = Agenda(self.settings.refresh_formulas, self.settings.sweep)
-        self._patience = Patience()
+        self._patience = RequestBackoff()
         self._gaps: set[str] = set()
-        self._is_told = False
+        self._is_logged = False
         self._is_held = False
         self._signals_at = float("-inf")
         with ExitStack() as opened:
@@ -132,7 +132,7 @@ class Mirror:
             self._ledger = Ledger(target)
             used = self._ledger.calls(wall() - DAY)
             self._budget = Budget(self.settings.api_calls_per_day, used)
-            self._hand = Hand(
+            self._hand = StepRunner(
                 self._engine,
                 self._ledger,
                 self.tables.queue,
@@ -240,7 +240,7 @@ class Mirror:
         self._answer_signals()
         if self._signals.is_paused:
             return False
-        if self._hand.lay(state.written):
+        if self._hand.apply_changes(state.written):
             return True
         if not state.is_anchored or self._hand.is_between:
             return False
@@ -351,14 +351,14 @@ class Mirror:
 
     def _ask(self, name: str, reason: Reason, ids: Sequence[str] | None = None) -> None:
         record_ids = None if ids is None else tuple(ids)
-        self._hand.do(Ask(name, record_ids, reason, self._hand.laid(), self._wall()))
+        self._hand.do(Ask(name, record_ids, reason, self._hand.applied_seq(), self._wall()))
 
     # Reads.
 
     def _begin_reading(self) -> bool:
         if self._fetching.is_busy or not self._patience.is_over(self._clock()):
             return False
-        now = self._hand.worth()
+        now = self._hand.as_of_now()
         if now is None or not self._may_read():
             return False
         for name in self._objects:
@@ -384,10 +384,10 @@ class Mirror:
     def _may_read(self) -> bool:
         """Return whether the API budget allows another read. If it does not, report that once."""
         if self._budget.may_read(self._wall(), self._reader.calls):
-            self._is_told = False
+            self._is_logged = False
             return True
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_logged:
+            self._is_logged = True
             self._say(
                 f"{self._budget.most} API calls were used in 24 hours; reads wait until the "
                 f"budget allows more"
@@ -449,7 +449,7 @@ class Mirror:
         account, now = self._ledger.of(name), self._wall()
         if marker.kind == "sweep":  # compared as a whole, after its last piece
             if marker.is_last:
-                self._hand.do(Sweep(name, marker.read, marker.piece, self._hand.laid(), now))
+                self._hand.do(Sweep(name, marker.read, marker.piece, self._hand.applied_seq(), now))
             return True
         read = Read(marker.as_of, self._since.of(name, marker.as_of.ingest_seq), None)
         new = [each for each in markers if each.piece > account.merged]
@@ -462,7 +462,7 @@ class Mirror:
             read,
             account.newest,
             is_last=False,
-            laid=self._hand.laid(),
+            applied_seq=self._hand.applied_seq(),
             at=now,
             size=size,
             ids=id_range(new),

@@ -83,7 +83,7 @@ class Mailbox:
 
     def __init__(self, spark: SparkSession | None, place: Place) -> None:
         self._files = _files(spark, place)
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def place(self) -> str:
@@ -145,8 +145,8 @@ class Mailbox:
         if text is None:  # removed since it was listed
             return None
         signal = _signal(signal_id, text)
-        if signal is None and name not in self._told:
-            self._told.add(name)
+        if signal is None and name not in self._logged:
+            self._logged.add(name)
             _log.warning(
                 "%s/%s is not a signal that this version supports: remove the file, or send the "
                 "signal again with this version",

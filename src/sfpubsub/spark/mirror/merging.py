@@ -61,7 +61,7 @@ class Outcome:
     """
 
 
-def lay(
+def apply_changes(
     fields: Fields,
     record_id: str,
     mirrored: Mirrored | None,

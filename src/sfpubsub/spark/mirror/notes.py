@@ -35,7 +35,7 @@ class Merge:
     newest: Read | None
     """The newest read of the whole object that was merged completely; None before the first."""
     is_last: bool
-    laid: int
+    applied_seq: int
     """``ingest_seq`` of the newest raw row that was applied."""
     at: float
     """When the step was planned, in seconds since the epoch."""
@@ -69,7 +69,7 @@ class Ask:
     record_ids: tuple[str, ...] | None
     """Ids of the records; None for all records of the object."""
     reason: Reason
-    laid: int
+    applied_seq: int
     """``ingest_seq`` of the newest raw row that was applied."""
     at: float
     calls: int = 0
@@ -89,7 +89,7 @@ class Sweep:
     entity: str
     first: int
     last: int
-    laid: int
+    applied_seq: int
     at: float
     calls: int = 0
 
@@ -104,6 +104,8 @@ Note = Merge | Ask | Sweep
 def note_of(found: Mapping[str, Any]) -> Note:
     """Convert a dictionary stored in a step's plan (`StepPlan.note`) to a note."""
     values = {name: value for name, value in found.items() if name != "do"}
+    if "laid" in values:  # the key's name in targets that an earlier version wrote
+        values["applied_seq"] = values.pop("laid")
     if found["do"] == "merge":
         values["read"] = _read_of(values["read"])
         values["selected"] = tuple(values["selected"])

@@ -42,7 +42,7 @@ class AsOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class DurableState:
     """A state of the mirror's tables, with a time at which it was durable.
 
     `as_of` selects one of these for each read. Unrelated to `notes.Note`.
@@ -55,13 +55,13 @@ class Noted:
     durable: AsOf
 
 
-def as_of(notes: Iterable[Noted], sent: float, margin: float) -> AsOf | None:
+def as_of(notes: Iterable[DurableState], sent: float, margin: float) -> AsOf | None:
     """Return the as-of of a read: the newest state that was durable *margin* seconds before it.
 
     Args:
         notes: The states that this process has recorded, with their times.
         sent: When the read's request is sent or its Bulk job is created, on the same clock as
-            `Noted.time`.
+            `DurableState.time`.
         margin: Maximum time in seconds by which responses lag behind the event bus.
 
     Returns:

@@ -27,7 +27,7 @@ from sfpubsub.spark.ingest.positions import TableReplayStore
 from sfpubsub.spark.ingest.progress import Progress
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.streams import Watched
-from sfpubsub.spark.ingest.together import Member, Together
+from sfpubsub.spark.ingest.together import Member, SharedWriter
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
@@ -222,7 +222,7 @@ class MirrorStream:
         opened.callback(sidecars.close)
         schemas.store = sidecars.schemas
         batch = int(self._settings.get("batch_events", DEFAULT_BATCH_EVENTS))
-        together = Together(
+        together = SharedWriter(
             self._writer,
             max_events=batch,
             max_bytes=int(self._settings.get("batch_bytes", DEFAULT_BATCH_BYTES)),

@@ -50,7 +50,7 @@ _CUE = ("record_id", "_reread_reason", "_change_type", "_commit_timestamp", "_in
 
 
 @dataclass
-class _Laid:
+class _Applied:
     """Intermediate results of applying a step's events to one object's table."""
 
     of: MirroredObject
@@ -114,7 +114,7 @@ class MirrorTables:
         """See `sfpubsub.spark.tables.steps.Follower.follow`."""
         kind = step.plan.kind
         if kind in ("rows", "again"):
-            self._lay(step)
+            self._apply(step)
         elif kind == "beside":
             note = note_of(step.plan.note)
             if isinstance(note, Merge):
@@ -132,7 +132,7 @@ class MirrorTables:
 
     # Events.
 
-    def _lay(self, step: Step) -> None:
+    def _apply(self, step: Step) -> None:
         number = step.plan.number
         unreadable = unreadable_of(self._target, step)
         cues: list[dict[str, Any]] = []
@@ -147,20 +147,20 @@ class MirrorTables:
             elif not self._has(found, number):
                 concerned.append((found, name))
         with ExitStack() as cached:
-            laid = self._laid(step, concerned, unreadable)
-            for each in laid:
+            applied = self._applied(step, concerned, unreadable)
+            for each in applied:
                 each.merged.persist()
                 cached.callback(each.merged.unpersist)
-            self.queue.add([*cues, *self._cues_of(laid, step)], number)
-            for each in laid:
+            self.queue.add([*cues, *self._cues_of(applied, step)], number)
+            for each in applied:
                 self._take(each.of, number, merged=self._rows_of(each))
 
-    def _laid(
+    def _applied(
         self,
         step: Step,
         concerned: Sequence[tuple[MirroredObject, str]],
         unreadable: Mapping[str, Sequence[ObjectCue]],
-    ) -> list[_Laid]:
+    ) -> list[_Applied]:
         about_all = about_all_of([step.rows(name) for _, name in concerned])
         found = []
         for (each, name), cues in zip(concerned, about_all, strict=True):
@@ -171,13 +171,13 @@ class MirrorTables:
             marks.sort(key=lambda about: about.cue.ingest_seq)
             merging = each.merging(plan, about_all=marks, newest=self._newest.get(each.entity))
             parts = [each.changes(rows, plan), each.before(_ids_of(rows))]
-            found.append(_Laid(each, merging, rows, marks, each.merged(parts, merging)))
+            found.append(_Applied(each, merging, rows, marks, each.merged(parts, merging)))
         return found
 
-    def _cues_of(self, laid: Sequence[_Laid], step: Step) -> list[dict[str, Any]]:
+    def _cues_of(self, applied: Sequence[_Applied], step: Step) -> list[dict[str, Any]]:
         number = step.plan.number
         rows = []
-        for each in laid:
+        for each in applied:
             rows += _cue_rows(each.of.entity, each.merged, number)
             rows += [_row_about(each.of.entity, about, number) for about in each.about_all]
             if step.plan.kind == "again":  # a newer read may already have been merged
@@ -190,15 +190,15 @@ class MirrorTables:
                     )
         return rows
 
-    def _rows_of(self, laid: _Laid) -> DataFrame:
-        rows = laid.of.current(laid.merged)
-        if not laid.about_all:
+    def _rows_of(self, applied: _Applied) -> DataFrame:
+        rows = applied.of.current(applied.merged)
+        if not applied.about_all:
             return rows
         reasons = [
             f.when(f.startswith("record_id", f.lit(each.prefix)), f.lit(str(each.cue.reason)))
-            for each in laid.about_all
+            for each in applied.about_all
         ]
-        return rows.unionByName(laid.of.marked(f.coalesce(*reasons), _ids_of(laid.rows)))
+        return rows.unionByName(applied.of.marked(f.coalesce(*reasons), _ids_of(applied.rows)))
 
     # Reads.
 
@@ -250,7 +250,7 @@ class MirrorTables:
             parts.append(found.before(ids))
         if entries:
             parts.append(_among(found.entries(self._frame(entries)), ids))
-        if plan is not None and note.laid > note.read.as_of.ingest_seq:
+        if plan is not None and note.applied_seq > note.read.as_of.ingest_seq:
             since = f.col("ingest_seq") > note.read.as_of.ingest_seq
             parts.append(_among(found.changes(found.typed.read().where(since), plan), ids))
         if note.kind == "ids" or any(each.record_id for each in merging.entries):
@@ -337,7 +337,7 @@ class MirrorTables:
 
     def _ask(self, note: Ask, number: int) -> None:
         found = self._objects[note.entity]
-        cue = Cue(note.reason, None, None, note.laid)
+        cue = Cue(note.reason, None, None, note.applied_seq)
         ids = (None,) if note.record_ids is None else note.record_ids
         rows = [entry_row(note.entity, each, cue, number, asked=True) for each in ids]
         self.queue.add(rows, number)
@@ -353,7 +353,7 @@ class MirrorTables:
         differing = live.join(swept, "record_id", "left_anti").unionAll(
             swept.join(live, "record_id", "left_anti")
         )
-        cue = Cue(Reason.SWEEP, None, None, note.laid)
+        cue = Cue(Reason.SWEEP, None, None, note.applied_seq)
         rows = [
             entry_row(note.entity, row["record_id"], cue, number, asked=True)
             for row in differing.distinct().collect()

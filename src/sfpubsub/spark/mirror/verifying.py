@@ -50,7 +50,7 @@ class Why(enum.StrEnum):
     """The reread queue has an open entry for the record, so the mirror will read it."""
     RECENT = "recent"
     """The record changed within the margin, or after the newest event in the table."""
-    UNTOLD = "untold"
+    UNREPORTED = "unreported"
     """Only fields that no event reports differ, such as formulas: the next refresh updates them."""
     PURGED = "purged"
     """The record is not in the org, not even in its Recycle Bin: the next sweep detects this."""
@@ -115,14 +115,14 @@ class Verification:
                 self.compared += 1
                 if swept is not None:
                     swept.discard(record_id)
-                yield from self._told(sides.compared(record_id, row, found[record_id]))
+                yield from self._counted(sides.compared(record_id, row, found[record_id]))
         # The remaining ids were not live records of the table when it was read.
         for ids in _chunks(sorted(swept or ()), MOST_IDS):
             for record_id, there in sides.rows_of_org(ids).items():
                 if there is not None:
-                    yield from self._told(sides.missing(record_id, there))
+                    yield from self._counted(sides.missing(record_id, there))
 
-    def _told(self, found: Difference | None) -> Iterator[Difference]:
+    def _counted(self, found: Difference | None) -> Iterator[Difference]:
         if found is None:
             self.equal += 1
             return
@@ -161,7 +161,7 @@ class _Sides:
     columns: Columns
     names: Sequence[str]
     changed: str | None
-    untold: frozenset[str]
+    unreported: frozenset[str]
     open_entries: tuple[str | None, ...]
     recent_since: datetime
     _open: Callable[[], DataFrame]
@@ -189,7 +189,7 @@ class _Sides:
             columns,
             [each.name for each in columns.columns if each.described],
             _changed(description),
-            _untold(columns, _event_names(opened, description.name)),
+            _unreported(columns, _event_names(opened, description.name)),
             _open_entries(opened, description.name),
             margin if newest is None else min(margin, newest + timedelta(milliseconds=1)),
             lambda: opened(description.name),
@@ -248,8 +248,8 @@ class _Sides:
         if not differing:
             return None
         why = self._queued(record_id)
-        if why is None and differing.keys() <= self.untold:
-            why = Why.UNTOLD
+        if why is None and differing.keys() <= self.unreported:
+            why = Why.UNREPORTED
         if why is None and self._is_recent(found[_AT]):
             why = Why.RECENT
         return Difference(record_id, differing, in_org=True, in_table=True, why=why)
@@ -316,11 +316,11 @@ def _event_names(opened: Callable[[str], DataFrame], entity: str) -> frozenset[s
     return frozenset(name.rstrip("_").lower() for name in names)
 
 
-def _untold(columns: Columns, told: frozenset[str] | None) -> frozenset[str]:
-    def is_untold(column: Column) -> bool:
+def _unreported(columns: Columns, told: frozenset[str] | None) -> frozenset[str]:
+    def is_unreported(column: Column) -> bool:
         return column.calculated or (told is not None and column.field.lower() not in told)
 
-    return frozenset(each.name for each in columns.columns if is_untold(each))
+    return frozenset(each.name for each in columns.columns if is_unreported(each))
 
 
 def _open_entries(opened: Callable[[str], DataFrame], entity: str) -> tuple[str | None, ...]:

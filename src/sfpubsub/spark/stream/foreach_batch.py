@@ -137,8 +137,8 @@ class ForeachBatchWriter:
         try:
             self._write(batch, name)
         except (SfPubSubError, *SPARK_ERRORS, pa.ArrowException) as error:
-            # Without the causes, which `_told` has logged.
-            raise _told(error, name, group) from None
+            # Without the causes, which `_short_error` has logged.
+            raise _short_error(error, name, group) from None
 
     def _write(self, batch: DataFrame, name: str) -> None:
         rows = batch.toArrow()
@@ -167,7 +167,7 @@ class ForeachBatchWriter:
         self.close()
 
 
-def _told(error: Exception, name: str, group: str | None) -> SfPubSubError:
+def _short_error(error: Exception, name: str, group: str | None) -> SfPubSubError:
     """Log the complete error, and return a short one for Spark."""
     if _is_interruption(error, group):
         _log.info("batch %s was interrupted", name, exc_info=error)

@@ -119,7 +119,7 @@ class TopicReader:
 
     def follow(self, start: Offset) -> None:
         """Continue at *start*, which is the end of the last finished batch."""
-        self._follow(start)
+        self._move_to(start)
 
     def plan(self, share: Share, timeout: float) -> Offset:
         """Plan the next batch, and return its end. Call `follow` first.
@@ -191,7 +191,7 @@ class TopicReader:
 
     # Finished batches, and where to continue.
 
-    def _follow(self, start: Offset) -> None:
+    def _move_to(self, start: Offset) -> None:
         """Drop the finished batch's events. Open a stream at *start* if none is open there yet."""
         plan, self._plan = self._plan, None
         if plan is not None and start == plan.end:
@@ -379,7 +379,7 @@ class TopicReader:
             self._gaps.append((self._missing(start, end), time.time()))
         if found is None:
             feed.close()
-            self._feed = None  # `_follow` opens the next stream at the end of this batch
+            self._feed = None  # `_move_to` opens the next stream at the end of this batch
         else:
             self._held = found.events + found.after
         self._plan = _Plan(end, len(found.events) if found else 0)

@@ -259,7 +259,7 @@ class EventTables:
         with self._under_way():
             self._begin(self._planner.beside(self._newest, note))
 
-    def laid(self) -> int:
+    def applied_seq(self) -> int:
         """Return the highest ``ingest_seq`` of the raw rows processed so far; -1 before the first.
 
         Raises:
@@ -355,17 +355,17 @@ class EventTables:
         with self._errors(f"step {plan.number} of {self.target.place} failed"):
             if plan.kind in ("rows", "again"):
                 report = StepReport() if not is_new and self._is_added(plan) else self._add(plan)
-                self._follow(step)
+                self._notify_followers(step)
             elif plan.kind == "beside":
-                self._follow(step)
+                self._notify_followers(step)
                 report = StepReport()
             else:
-                self._follow(step)
+                self._notify_followers(step)
                 report = self._remove(plan)
             self.target.finish(plan.number)
         return report
 
-    def _follow(self, step: _Step) -> None:
+    def _notify_followers(self, step: _Step) -> None:
         for follower in self._followers:
             follower.follow(step)
 

@@ -114,7 +114,7 @@ class Fields:
         named = {number for numbers in self.places.values() for number in numbers}
         return tuple(number for number in range(len(self.columns)) if number not in named)
 
-    def lay(self, name: str, values: list[Any], new: Sequence[Any]) -> None:
+    def copy(self, name: str, values: list[Any], new: Sequence[Any]) -> None:
         """Copy the value of a field, or of a field's component, from *new* to *values*."""
         parts = self.parts[name] if "." in name else None
         for column in self.places[name.partition(".")[0]]:
@@ -347,11 +347,11 @@ class Fold:
         doubt = None
         for name in change.changed:
             if name in change.diffs:
-                fits = self._lay_diff(name, values, change.values)
+                fits = self._apply_diff(name, values, change.values)
                 if not fits and not self._may_be_in_read(change):
                     doubt = doubt or Reason.DIFF
             elif name in self.fields:
-                self.fields.lay(name, values, change.values)
+                self.fields.copy(name, values, change.values)
             else:
                 doubt = doubt or Reason.GAP
         if old is None or old.is_deleted:
@@ -369,7 +369,7 @@ class Fold:
             return False
         return change.commit_timestamp <= self.until
 
-    def _lay_diff(self, name: str, values: list[Any], new: Sequence[Any]) -> bool:
+    def _apply_diff(self, name: str, values: list[Any], new: Sequence[Any]) -> bool:
         """Apply the text diff of a field; return whether the new text is known."""
         is_known = False
         for column in self.fields.places.get(name, ()):
