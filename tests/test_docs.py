@@ -162,8 +162,8 @@ def test_the_program_for_several_topics_reads_them_all(order_service, tmp_path):
     assert out == "{'/event/Order_Event__e': 3, '/data/AccountChangeEvent': 1}\n"
 
 
-def test_the_program_for_errors_names_the_missing_topic(order_service, tmp_path):
-    """The program takes the branch for a topic that does not exist, and prints the topic's name."""
+def test_error_handling_example_names_the_missing_topic(order_service, tmp_path):
+    """The documented program for handling errors prints the name of a topic that does not exist."""
     with run_program(3, tmp_path) as program:
         out, err = program.communicate(timeout=PATIENCE)
     assert (program.returncode, err) == (0, "")

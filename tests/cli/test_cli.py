@@ -465,8 +465,8 @@ def test_an_unreachable_service_is_an_error_after_a_timeout(emulator, monkeypatc
 
 
 def test_an_undecodable_event_ends_subscribe(emulator, capsys):
-    """The events before the undecodable one are printed and committed, and the position stays
-    there.
+    """The events before the undecodable one are printed and committed; the committed position stays
+    at the last of them.
     """
     from sfpubsub.emulator.org.bus import Draft
 

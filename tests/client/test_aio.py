@@ -69,7 +69,7 @@ def client_of(emulator: Any, **arguments: Any) -> AsyncPubSubClient:
 
 
 async def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any:
-    """Wait until *condition* is true, let the loop run meanwhile, and return the value."""
+    """Let the event loop run until *condition* returns a true value, and return that value."""
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what} did not come true in {PATIENCE} s"

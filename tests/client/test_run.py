@@ -687,8 +687,10 @@ def test_default_key_of_a_change_event(start: Start, record_ids: list[str], key:
     assert by_record(event) == key
 
 
-def test_changes_of_a_record_are_handled_in_order(start: Start):
-    """The default key keeps each record's order, even among events of all records of the object."""
+def test_changes_to_a_record_are_handled_in_order(start: Start):
+    """By default, the events of each record are handled in order, even if events about all records
+    of the object come between them.
+    """
     service, face = start()
     topic = "/data/AccountChangeEvent"
     rng = random.Random(2)

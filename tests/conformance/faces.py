@@ -20,7 +20,7 @@ from ..conftest import PATIENCE, QUICK
 
 
 class Held:
-    """A subscription of either client, with blocking methods."""
+    """Wraps a subscription of the sync or the asyncio client, with the same blocking methods."""
 
     def __init__(self, face: Face, subscription: Any) -> None:
         self._face = face

@@ -148,10 +148,10 @@ def test_blocks_are_added_to_an_older_data_directory(open_org):
 
 
 @pytest.mark.parametrize("changed", [{"replay_id_bytes": 8}, {"change_event_ids": False}])
-def test_blocks_of_other_settings_are_not_used(open_org, changed):
-    """Changed settings invalidate the blocks that were encoded with the old ones.
+def test_blocks_encoded_with_other_settings_are_not_used(open_org, changed):
+    """Blocks that were encoded with other settings are not sent.
 
-    The same applies after switching back.
+    After the old settings are restored, the blocks of the new ones are not sent either.
     """
     org = open_org()
     for settings in (Settings(**changed), SETTINGS, Settings(**changed)):

@@ -174,8 +174,9 @@ def test_no_gap_if_a_keepalive_repeats_the_last_position() -> None:
 
 @pytest.mark.parametrize("acked", [(), (1,), (1, 2)], ids=["none-acked", "one", "all"])
 def test_no_gap_if_the_stream_restarts_at_the_first_event(acked: tuple[int, ...]) -> None:
-    """A stream that begins with the first event again shows that the service restarts there, as
-    with EARLIEST. A later stream that does not is reported as "repositioned"."""
+    """If a reopened stream begins with the first event again, no gap is reported: the service
+    restarts the subscription there, as with EARLIEST. If a later stream begins elsewhere, a gap
+    with the reason "repositioned" is reported."""
     managed = Managed()
     managed.take(events(1, 2))
     for each in acked:

@@ -127,7 +127,7 @@ def test_events_submitted_together_share_a_request():
 def test_requests_stay_within_the_limits_of_the_service():
     """A request contains at most 200 events and 3 MB.
 
-    A full request is sent without waiting for an earlier answer.
+    A full request is sent without waiting for the response to an earlier one.
     """
     protocol = proven()
     submit(protocol, 1)

@@ -28,8 +28,8 @@ def test_drop_before_a_position_at_latest_is_one_gap() -> None:
     assert resume.dropped() is None
 
 
-def test_drop_after_a_position_reports_no_gap() -> None:
-    """If a stream drops after a received position or starts at EARLIEST, no gap is reported."""
+def test_drop_after_receiving_a_position_reports_no_gap() -> None:
+    """No gap is reported when a stream drops if it has received a position or began at EARLIEST."""
     anchored = Resume(NAME, LATEST, None)
     anchored.received(rid(1))
 

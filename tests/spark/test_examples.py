@@ -37,7 +37,7 @@ def test_ingest_job(spark, run_emulator, tmp_path, monkeypatch):
 
 
 def test_streaming_query(spark, run_emulator, tmp_path, monkeypatch):
-    """streaming_query.py writes the total amount of each city."""
+    """streaming_query.py writes the total amount for each city."""
     if not hasattr(spark, "dataSource"):
         pytest.skip("this PySpark has no sources in Python")
     emulator = run_emulator()

@@ -104,7 +104,7 @@ def serve() -> Iterator[Callable[..., GrpcTransport]]:
 
 @pytest.fixture(params=WAYS)
 def way(request: Any, monkeypatch: Any) -> str:
-    """Select how calls are read: directly in grpc's thread, or in the documented way."""
+    """Select how responses are read: directly in grpc's thread, or by iterating over the call."""
     monkeypatch.setattr(direct, "_IS_TRIED", WAYS[request.param])
     return str(request.param)
 

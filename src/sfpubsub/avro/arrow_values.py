@@ -33,7 +33,7 @@ class Values:
     """Decodes the payloads of one schema into Arrow arrays.
 
     Args:
-        schema_id: The service's id of the schema, for error messages.
+        schema_id: The service's id for the schema, for error messages.
         schema_json: The Avro schema as JSON text.
         native: Whether to use the compiled decoder if it supports the schema.
 

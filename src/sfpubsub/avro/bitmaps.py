@@ -45,7 +45,7 @@ class ChangeSchema:
     Thread-safe; immutable except for its cache.
 
     Args:
-        schema_id: The service's id of the schema.
+        schema_id: The service's id for the schema.
         schema_json: The Avro schema as JSON text.
 
     Raises:

@@ -55,7 +55,7 @@ class Codec:
     """Decodes and encodes the payloads of one schema.
 
     Args:
-        schema_id: The service's id of the schema.
+        schema_id: The service's id for the schema.
         schema_json: The Avro schema as JSON text.
 
     Raises:
@@ -312,7 +312,7 @@ class NoCodec(Codec):
     """The codec of an unavailable schema: decoding and encoding always fail.
 
     Args:
-        schema_id: The service's id of the schema.
+        schema_id: The service's id for the schema.
         error: Why the schema is not available.
     """
 

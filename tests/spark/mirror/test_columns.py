@@ -42,7 +42,7 @@ def field(name: str, kind: str = "string", **more: Any) -> FieldDescription:
 
 
 def account(*fields: FieldDescription, name: str = "Account") -> ObjectDescription:
-    """Return a described object with the given fields and an address."""
+    """Return a describe result with the given fields and the compound field BillingAddress."""
     return ObjectDescription(
         name, name, "001", False, True, True, True,
         (

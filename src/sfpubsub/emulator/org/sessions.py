@@ -186,7 +186,7 @@ class Sessions:
             self._on_end.append(listener)
 
     def ended_by(self, token: str) -> Fault | None:
-        """Return the fault that ended a token; None if no fault did."""
+        """Return the fault that invalidated a token, or None if no fault invalidated it."""
         with self._lock:
             known = self._tokens.get(token)
             return known.end.cause if known and known.end else None

@@ -59,7 +59,10 @@ class Window(Protocol):
 
 
 class Marker:
-    """Computes marks: 64-bit numbers with the hour and hashes of schema, topic and payload."""
+    """Computes marks: 64-bit fingerprints of rows.
+
+    The bits of a mark hold the hour of the write, and hashes of schema, topic and payload.
+    """
 
     def __init__(self) -> None:
         self._contexts: dict[tuple[str, str], int] = {}

@@ -84,8 +84,8 @@ class ParquetTarget(Target):
                 finish(self.path)
             except OSError as error:
                 raise WriteError(
-                    f"a committed step of {self.path} was not published: {error}; fix the "
-                    f"problem and start again: the step is then published first"
+                    f"a committed step of {self.path} could not be published ({error}): fix the "
+                    f"problem and restart, which publishes that step before it does new work"
                 ) from error
             shutil.rmtree(self.path / STAGING_NAME, ignore_errors=True)
             unless_done.pop_all()

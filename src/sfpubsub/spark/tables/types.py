@@ -79,8 +79,8 @@ class EventTypes:
             name = self.name_of(schema_id)
             if name is None:
                 raise ConfigurationError(
-                    f"schema {schema_id} is no longer in the store of the raw table's schemas (by "
-                    f"default its sidecar _schemas): restore it there"
+                    f"schema {schema_id} is missing from the raw table's schema store (by default "
+                    f"the directory _schemas next to the table): restore the schema from a backup"
                 )
             wanted.setdefault(name, {})[schema_id] = self._text(schema_id)
         return {
@@ -122,8 +122,9 @@ class EventTypes:
         text = self._schemas.get(schema_id)
         if text is None:
             raise ConfigurationError(
-                f"schema {schema_id}, which a table was built with, is no longer in the store of "
-                f"the raw table's schemas (by default its sidecar _schemas): restore it there"
+                f"a table was built with schema {schema_id}, which is missing from the raw table's "
+                f"schema store (by default its sidecar directory _schemas): restore the "
+                f"schema from a backup"
             )
         return text
 
