@@ -80,7 +80,7 @@ class EventTypes:
             if name is None:
                 raise ConfigurationError(
                     f"schema {schema_id} is missing from the raw table's schema store (by default "
-                    f"the directory _schemas next to the table): restore the schema from a backup"
+                    f"its sidecar directory _schemas): restore the schema from a backup"
                 )
             wanted.setdefault(name, {})[schema_id] = self._text(schema_id)
         return {
