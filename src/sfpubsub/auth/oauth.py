@@ -70,7 +70,7 @@ class OAuthLogin(ABC):
         """Return the form that this flow posts."""
 
     def _learn(self, found: dict[str, Any]) -> None:  # noqa: B027  # most flows keep nothing
-        """Store values of a token response for the next sign-in, such as a new refresh token."""
+        """Remember values of a token response for the next sign-in, such as a new refresh token."""
 
     def get_session(self, expired: Session | None) -> Session:
         """Sign in and return the new session; *expired* is ignored.
@@ -132,7 +132,7 @@ class OAuthLogin(ABC):
         if self._instance_url and _host(instance_url) != _host(self._instance_url):
             raise ConfigurationError(
                 f"signed in to {_host(instance_url)}, but SFPUBSUB_INSTANCE_URL is "
-                f"{_host(self._instance_url)}: unset it, or sign in to the other org"
+                f"{_host(self._instance_url)}: unset it, or sign in to the org that it names"
             )
         return instance_url
 

@@ -50,7 +50,7 @@ def organisation_of(
     if org_id and is_other_org(org_id, tenant_id):
         raise ConfigurationError(
             f"signed in to the org {org_id}, but SFPUBSUB_TENANT_ID is {tenant_id}: unset it, or "
-            f"sign in to the other org"
+            f"sign in to the org that it names"
         )
     if tenant_id or org_id:
         return tenant_id or org_id

@@ -93,7 +93,10 @@ class Status:
         return sum(recent(self.hours, now).values())
 
     def is_alive(self) -> bool | None:
-        """Return whether the process is still running; None if unknown (on another machine)."""
+        """Return whether the process is still running.
+
+        None if this is unknown, because the process was started on another machine.
+        """
         if self.ended_at is not None:
             return False
         if self.host != socket.gethostname():

@@ -93,8 +93,8 @@ class Monitor:
             subscription: The subscription.
 
         Returns:
-            The subscription's observation. Call its `acked` and `turn`, so that lag and stuck
-            loops can be detected.
+            The subscription's observation. Call its `acked` after each ack, and its `turn` about
+            once a second, so that lag and stuck loops can be detected.
         """
         observation = Observation(kind, name, clock=self.clock)
         observation.follow(subscription)

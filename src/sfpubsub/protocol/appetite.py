@@ -84,12 +84,12 @@ class Appetite:
 
     @property
     def full(self) -> bool:
-        """Whether the events that wait to be read have reached the limit in bytes."""
+        """Whether the events waiting to be read have reached the byte limit."""
         return self.waiting_bytes >= self._limits.max_bytes
 
     @property
     def overfull(self) -> bool:
-        """Whether the events that wait to be read have reached twice the limit in bytes.
+        """Whether the events waiting to be read have reached twice the byte limit.
 
         If so, the stream must be closed.
         """

@@ -127,8 +127,8 @@ class Store:
         if version != _LAYOUT:
             self.close()
             raise StoreProblem(
-                f"{path} was created by another version of the emulator (layout {version}): use"
-                " that version, or another data directory"
+                f"{path} was created by another version of the emulator (layout {version}),"
+                " which is needed to open it"
             )
 
     def close(self) -> None:

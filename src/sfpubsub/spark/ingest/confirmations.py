@@ -14,7 +14,7 @@ from sfpubsub.types import ReplayId
 
 @dataclass(frozen=True)
 class Commit:
-    """Consecutive writes whose position is confirmed by the service or stored with the rows."""
+    """Consecutive writes up to a position that was confirmed by the service or stored."""
 
     subscription: str
     """The topic, or the managed subscription's name or id."""

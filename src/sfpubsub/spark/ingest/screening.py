@@ -124,7 +124,7 @@ def _part(
 
 
 def _share(verdict: Verdict, start: int, count: int) -> Verdict:
-    """Return the part of *verdict* for *count* rows from *start*; its indexes begin at 0."""
+    """Return *verdict* for the *count* rows from *start*, with indexes relative to *start*."""
     end = start + count
     return Verdict(
         [index - start for index in verdict.new if start <= index < end],

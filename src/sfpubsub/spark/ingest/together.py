@@ -51,7 +51,7 @@ class PartsWriter(Protocol):
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Stored positions, by name of the source; a source without a position is omitted."""
+        """Stored positions by source name; a source without a position is omitted."""
         ...
 
     def write_parts(
@@ -148,7 +148,7 @@ class SharedWriter:
         return own.result
 
     def note(self, source: str, position: ReplayId) -> None:
-        """Record a position, such as that of a keepalive, to store it with the next write.
+        """Record a position, such as that of a keepalive, to be stored with the next write.
 
         The position is ignored if a recent write already stored it, or if events of *source* are
         waiting or being written.
@@ -191,7 +191,7 @@ class SharedWriter:
         self._flush(older_than=0.0)
 
     def is_awaited(self, source: str) -> bool:
-        """Return whether a write is waiting for other sources to join it, such as *source*."""
+        """Return whether a write is waiting for more sources to join it, including *source*."""
         with self._changed:
             return self._is_gathering and not self._is_waiting(source)
 
@@ -319,13 +319,14 @@ class Member:
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Stored positions, by name of the source; a source without a position is omitted."""
+        """Stored positions by source name; a source without a position is omitted."""
         return self._writer.positions
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
-        """Record a position, such as a keepalive's, to store it within about `MOVE_AFTER` seconds.
+        """Record a position, such as that of a keepalive.
 
-        Some positions are ignored: see `SharedWriter.note`.
+        It is stored within about `MOVE_AFTER` seconds, unless it is ignored: see
+        `SharedWriter.note`.
         """
         self._together.note(source or self._source.name, position)
 

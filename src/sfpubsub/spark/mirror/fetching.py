@@ -44,7 +44,7 @@ class Fetching:
     """Runs at most one read at a time in a background thread. A context manager; not thread-safe.
 
     Args:
-        stopping: Event that stops the reads. It is set by the caller, or when the context is left.
+        stopping: Event that stops the reads. Set by the caller, or on leaving the ``with`` block.
     """
 
     def __init__(self, stopping: threading.Event) -> None:

@@ -49,7 +49,7 @@ class Account:
         return self.newest is not None and self.newest.as_of == last.as_of
 
     def take(self, note: Note) -> None:
-        """Update the progress from a note (`notes.Note`). Pass notes in order of their steps."""
+        """Update the progress from a note (`notes.Note`). Pass notes in step order."""
         if isinstance(note, Merge):
             self.merged = max(self.merged, note.last)
             if note.is_last:
@@ -98,6 +98,6 @@ class Ledger:
     def take(self, note: Note) -> None:
         """Update the progress of the object that *note* names.
 
-        Pass the notes in order of their steps.
+        Pass the notes in step order.
         """
         self.of(note.entity).take(note)

@@ -99,8 +99,8 @@ def sql_text(text: str) -> str:
 def in_newest_layout(rows: DataFrame, *, others: bool = False) -> DataFrame:
     """Convert rows of a raw table of any layout to the columns of the newest layout.
 
-    Missing columns are null, except that headers of change events are taken from the JSON, and the
-    day of writing is taken from ``ingest_hour``.
+    Missing columns are null, except that headers of change events are taken from ``payload_json``,
+    and the day of writing is taken from ``ingest_hour``.
 
     Args:
         rows: Rows of a raw table, with its stored columns.
@@ -187,7 +187,7 @@ def rows_among(
     Args:
         spark: The session of *rows*.
         rows: Rows with the columns of a `StoredRow`; other columns are not read.
-        keys: At least one dedupe key, and at most as many as a batch has rows.
+        keys: Dedupe keys, at least one. All are in memory at once, so pass those of one batch.
     """
     wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
     asked = f.broadcast(frame_of_rows(spark, wanted))

@@ -83,7 +83,7 @@ def spark_session(
     with gRPC threads may not survive a fork.
 
     Args:
-        master: Spark's master URL; ``local[2]`` by default, spark-submit's own under spark-submit.
+        master: Spark's master URL. By default, ``local[2]`` or, under spark-submit, its master.
         format: The table format to write. ``parquet`` needs no jars; for ``delta`` and ``iceberg``
             the session gets their jars (runtimes.py). Under spark-submit, pass the jars with
             ``--packages``.
@@ -150,7 +150,7 @@ def _leave_out_checksum_files(spark: SparkSession) -> None:
     """Stop the JVM from writing a ``.crc`` file for each file on a local disk.
 
     Delta's log does not use these files, and Hadoop starts a process (chmod) for each of them.
-    Starting these processes takes half the time of a small commit.
+    Starting these processes accounts for half the duration of a small commit.
     """
     files = java_class(spark, "org.apache.hadoop.fs.FileSystem")
     local = files.getLocal(spark._jsparkSession.sessionState().newHadoopConf())

@@ -1,7 +1,7 @@
 """Parse and validate the options of the streaming source.
 
-Spark copies options into the query's plan, into the pickle for each executor and into its event
-log. So no option may be a credential. An option that looks like one is rejected, with an error that
+Spark copies options into the query's plan, the pickle sent to each executor, and Spark's event log.
+So no option may be a credential. An option that looks like one is rejected, with an error that
 does not repeat its value.
 """
 
@@ -193,8 +193,8 @@ def _starts(
     """Parse option startingOffsets.
 
     Returns:
-        The start that applies to all topics, or None; and a dict from each topic that has its own
-        start to that start.
+        The start that applies to all topics, or None; and a dict of the starts that apply to single
+        topics, by topic.
     """
     if text is None:
         return None, {}

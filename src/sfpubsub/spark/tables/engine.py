@@ -89,7 +89,7 @@ class StepReport:
 class EventTables:
     """Builds the tables of one target. A context manager; not thread-safe.
 
-    No other process may write to the target, but the raw table may be written at the same time.
+    No other process may write to the target, but the raw table may be written to at the same time.
     The engine needs no credentials and no network service, because schemas come from the raw
     table's store.
 
