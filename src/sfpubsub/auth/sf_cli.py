@@ -94,7 +94,7 @@ class SfCliLogin:
         if self._instance_url and instance_url != self._instance_url:
             raise ConfigurationError(
                 f"sf is signed in to {instance_url}, but SFPUBSUB_INSTANCE_URL is "
-                f"{self._instance_url}: unset it, or name the other org with SFPUBSUB_USERNAME"
+                f"{self._instance_url}: unset it, or set SFPUBSUB_USERNAME to a user of that org"
             )
         org_id = _text(shown, "id")
         identity = f"{instance_url}/id/{org_id}/user" if re.fullmatch(ORG_ID, org_id) else ""
