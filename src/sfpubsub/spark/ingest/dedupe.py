@@ -59,7 +59,11 @@ class Window(Protocol):
 
 
 class Marker:
-    """Computes marks: 64-bit numbers with the hour and hashes of schema, topic and payload."""
+    """Computes marks.
+
+    A mark is a 64-bit number made up of a hash of the payload, a hash of the schema id and the
+    topic, and the hour of the write.
+    """
 
     def __init__(self) -> None:
         self._contexts: dict[tuple[str, str], int] = {}
