@@ -180,7 +180,7 @@ class SubscriptionStoppedError(StreamError):
 
 
 class SubscriptionBusyError(StreamError):
-    """The managed subscription is used by another client, or by a lost connection of this one."""
+    """The managed subscription is in use by another client, or still held by a lost connection."""
 
     retryable = True
 

@@ -72,7 +72,7 @@ def test_publish_names_the_lines_of_a_rejected_request(command, running):
     [
         (ORDERS, "{", "line 1 of <stdin> is not valid JSON"),
         (ORDERS, "[]", "line 1 of <stdin> is not a JSON object"),
-        (ORDERS, '{"Nonsense": 1}', "has no field Nonsense"),
+        (ORDERS, '{"Nonsense": 1}', "does not have these fields: Nonsense"),
         ("/event/None__e", "{}", "/event/None__e"),
         ("/data/ChangeEvents", "{}", "is a channel"),
     ],

@@ -242,7 +242,7 @@ def last(org: Any, name: str) -> dict[str, Any]:
         ({"Amount__c": "much"}, "Amount__c is not a number: 'much'"),
         ({"Ordered_At__c": "1.5"}, "Ordered_At__c is not a whole number"),
         ({"form-json": "{"}, "the text is not valid JSON"),
-        ({"form-json": '{"Nonsense": 1}'}, "has no field Nonsense"),
+        ({"form-json": '{"Nonsense": 1}'}, "does not have these fields: Nonsense"),
         ({"form-json": "[]"}, "must be an object"),
     ],
 )

@@ -182,7 +182,10 @@ BROKEN = {
         TOPIC + "[[events]]\ntopic='/event/B__e'\npayload={}",
         "no topic '/event/B__e'",
     ),
-    "event field": (TOPIC + "[[events]]\ntopic='/event/A__e'\npayload={Y=1}", "has no field Y"),
+    "event field": (
+        TOPIC + "[[events]]\ntopic='/event/A__e'\npayload={Y=1}",
+        "does not have these fields: Y",
+    ),
     "event value": (
         TOPIC + "[[events]]\ntopic='/event/A__e'\npayload={X__c=1}",
         "do not match A__e",

@@ -97,7 +97,7 @@ _STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
 
 
 class _Prepared(NamedTuple):
-    """A response that is ready for delivery, with its batches that are not delivered yet."""
+    """A response that is ready for delivery, and those of its batches not yet delivered."""
 
     arrival: Arrival | None
     acks: tuple[int, ...]

@@ -182,7 +182,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _raised_once(self) -> Iterator[None]:
-        """Suppress the subscription's failure in the block if it was raised before the block.
+        """Within the block, suppress the subscription's failure if it was raised earlier.
 
         The application then receives the same failure only once.
         """

@@ -115,7 +115,7 @@ class AsyncReplayStore(ABC):
 
 
 def is_async(store: object) -> bool:
-    """Return whether *store* is an `AsyncReplayStore`, or has coroutine functions as methods."""
+    """Return whether *store* is an `AsyncReplayStore` or a `ReplayStore` with coroutine methods."""
     return isinstance(store, AsyncReplayStore) or (
         isinstance(store, ReplayStore)
         and (iscoroutinefunction(store.get) or iscoroutinefunction(store.set))

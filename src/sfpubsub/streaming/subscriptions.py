@@ -199,7 +199,8 @@ class Subscriptions:
         Call this only when no such request is in flight.
 
         Args:
-            message: Creates a message of the session from a meta channel and fields.
+            message: Creates a message for the session; takes a meta channel, and the message's
+                other fields as keyword arguments.
         """
         asked: list[Message] = []
         size = 0

@@ -101,7 +101,8 @@ class Tooling:
     def list(self) -> Iterator[ManagedEventSubscription]:
         """Yield the org's managed subscriptions, sorted by name.
 
-        Makes one request per subscription, because a query may return the metadata of only one.
+        Lists the ids first, and then makes one request per subscription, because a query that
+        selects the metadata must not match more than one record.
         """
         for record_id, _ in self._heads():
             record = self._find("Id", record_id)

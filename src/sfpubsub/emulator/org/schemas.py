@@ -111,7 +111,7 @@ class Schema:
         """
         unknown = sorted(set(values) - self._fields)
         if unknown:
-            raise SchemaProblem(f"{self.name} has no field {', '.join(unknown)}")
+            raise SchemaProblem(f"{self.name} does not have these fields: {', '.join(unknown)}")
         stream = io.BytesIO()
         try:
             fastavro.schemaless_writer(stream, self._parsed, self._filled(values, now))

@@ -293,9 +293,7 @@ class Mirror:
             try:
                 self._answer(signal)
             except (ConfigurationError, RequestRefusedError, PermissionDeniedError) as error:
-                _log.warning(
-                    "a signal to the mirror cannot be carried out and is skipped: %s", error
-                )
+                _log.warning("skipping a signal to the mirror that cannot be processed: %s", error)
             self._signals.done(signal)
 
     def _answer(self, signal: Signal) -> None:

@@ -216,7 +216,7 @@ class MirroredObject:
 
         Args:
             pieces: Files of the read log (`ReadLog.take`).
-            merging: See `merging`.
+            merging: The parameters, as `merging` returns them.
             known: Ids of records to leave out.
 
         Returns:

@@ -123,7 +123,7 @@ class Entry:
 
     @property
     def casts_doubt(self) -> bool:
-        """Whether the entry's reason means that rows may be wrong in fields that events report."""
+        """Whether the entry's reason means that fields reported by events may have wrong values."""
         return self.cue.reason not in _NO_DOUBT
 
     def concerns(self, record_id: str) -> bool:

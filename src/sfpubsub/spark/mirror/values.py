@@ -55,7 +55,7 @@ def flags_of(texts: pa.ChunkedArray | None, count: int) -> pa.Array:
 def of_csv(
     columns: Columns, file: BinaryIO, names: Sequence[str], *, has_header: bool
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Convert a page of Bulk results to tables, block by block, with ``record_id`` first.
+    """Convert a page of Bulk results to tables, block by block.
 
     Args:
         columns: The table's columns.
@@ -64,8 +64,8 @@ def of_csv(
         has_header: Whether the file begins with a header row.
 
     Yields:
-        For each block, the converted rows, and a table with the original strings of the
-        fields *names*.
+        For each block, the converted rows, with ``record_id`` as the first column, and a table
+        with the original strings of the fields *names*.
 
     Raises:
         RemoteProtocolError: The file is not valid CSV, or a value does not match its field's type.

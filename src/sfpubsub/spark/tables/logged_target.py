@@ -44,7 +44,7 @@ class LoggedTarget(Target):
     """A target for Delta or Iceberg tables. See `Target`.
 
     Args:
-        spark: Any classic session of the JVM.
+        spark: Any classic Spark session; the target uses a new session in the same JVM.
         place: Location of the tables; a missing local directory is created.
         settings: Session settings that the format needs.
 

@@ -40,7 +40,7 @@ class Change:
     """A change to one record.
 
     Attributes:
-        of: The object.
+        of: The object that the record belongs to.
         record_id: 18-character id.
         kind: CREATE, UPDATE, DELETE or UNDELETE.
         old: The row before the change; None for CREATE.
@@ -84,7 +84,7 @@ class ChangeEvent:
     """One event to be published.
 
     Attributes:
-        of: The object.
+        of: The object whose records changed.
         header: The ChangeEventHeader.
         body: Values by field name, in the format of the schema.
         rows: The rows after the change, one for each record in the event. Empty for an overflow
