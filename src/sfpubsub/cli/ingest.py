@@ -262,7 +262,9 @@ def _sources(
     folded = [name.casefold() for name in names]
     twice = [name for name in names if folded.count(name.casefold()) > 1]
     if twice:
-        raise click.UsageError(f"specify each source once; names ignore case: {', '.join(twice)}")
+        raise click.UsageError(
+            f"specify each source only once (names are not case-sensitive): {', '.join(twice)}"
+        )
     return Source.several(managed, topic, channel)
 
 

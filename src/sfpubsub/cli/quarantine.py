@@ -42,7 +42,8 @@ _dir_option = click.option(
     metavar="DIR",
     required=True,
     help="Directory of the quarantine. For a Parquet table DIR/NAME, this is "
-    "DIR/.NAME.sfpubsub/_quarantine.",
+    "DIR/.NAME.sfpubsub/_quarantine; for a Delta or Iceberg table, it is _quarantine in the "
+    "table's directory.",
 )
 
 

@@ -43,7 +43,7 @@ def seed_of(path, *, name="A__c", prefix="a0A", fields="", rest=""):
             "the field x__c appears twice",
         ),
         ({"rest": OBJECT.format(name="B__c", prefix="a0A", fields="")}, "key prefix a0A"),
-        ({"rest": TOPIC}, "topic /data/A__ChangeEvent appears twice"),
+        ({"rest": TOPIC}, "duplicate topic: /data/A__ChangeEvent"),
     ],
 )
 def test_a_seed_with_an_invalid_object_is_rejected(tmp_path, given, said):

@@ -177,7 +177,7 @@ def test_position_of_a_topic_is_rejected_for_a_channel(emulator):
     """A position of the Pub/Sub API raises a configuration error, because the Streaming API cannot
     resume from it.
     """
-    with pytest.raises(ConfigurationError, match="was not written from a topic"):
+    with pytest.raises(ConfigurationError, match="was not stored for a topic"):
         channel_of(emulator, "\x00\x08")
 
 

@@ -302,7 +302,8 @@ def _check_target(kind: str, rpc: str | None, target: str | None) -> None:
         raise ValueError(f"fault {kind} affects the whole org: omit the target")
     elif target is not None and kind in AT_START and rpc in (None, *OPENED_LATER):
         raise ValueError(
-            f"fault {kind} can have a target only if rpc names a unary call, not {rpc!r}"
+            f"fault {kind} can have a target only if rpc is Publish, GetTopic or GetSchema, "
+            f"not {rpc!r}"
         )
 
 

@@ -1,8 +1,8 @@
 """The HTTP server and its limits: body sizes, number of connections, timeouts for slow clients.
 
-`routing` selects the handler of a path. Each connection has a thread, and the number of connections
-is limited. A connection is closed if a request exceeds its time limit, even while bytes are
-arriving. Time limits are in real time: a jump of the emulator's clock does not close connections.
+`routing` selects the handler for a path. Each connection has a thread, and the number of
+connections is limited. A connection is closed if a request exceeds its time limit, even while bytes
+are arriving. Time limits are in real time: a jump in the emulator's clock closes no connections.
 """
 
 from __future__ import annotations
@@ -251,8 +251,8 @@ class _Handler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        """Return the time of the emulator's clock, including jumps, as the value of the Date
-        header.
+        """Return the value of the Date header: by default, the time on the emulator's clock,
+        which can jump.
         """
         return super().date_time_string(timestamp or self.server.world.clock.now())
 

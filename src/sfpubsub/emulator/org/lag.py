@@ -1,4 +1,4 @@
-"""Computes the lag, in events, of a managed subscription at given times. For display only.
+"""Compute the lag, in events, of a managed subscription at given times. For display only.
 
 The lag is not sampled. It is computed from the publication times in the log and from the commit
 times, which this module stores in memory.

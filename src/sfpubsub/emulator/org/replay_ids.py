@@ -1,8 +1,8 @@
-"""Converts positions of the bus to the opaque bytes that clients see, and back.
+"""Convert positions of the bus to the opaque bytes that clients see, and back.
 
 Positions increase, but the bytes of consecutive ids are not in order, so that a client that
-compares, sorts or calculates with ids fails its tests. Invariants: different positions have
-different ids; the first eight bytes are a number below 2**53, so clients that read ids as
+compares ids, sorts them or does arithmetic on them fails its tests. Invariants: different positions
+have different ids; the first eight bytes are a number below 2**53, so clients that read ids as
 JavaScript numbers work.
 """
 

@@ -49,7 +49,7 @@
     payload = {Order_Number__c = "1"}   # TOML has no null: leave the field out; or
     payload_json = '{"City__c": null}'  # JSON text
 
-An org without users and apps gets a default user and a default app.
+An org with neither users nor apps gets a default user and a default app.
 
 A seed is checked completely before anything is stored. Applying it twice changes nothing: topics,
 objects, channels, users and apps are created or updated to match the file; managed subscriptions
@@ -163,7 +163,7 @@ class _Reader:
         unknown = set(document) - {"org", "settings", *_TABLES}
         if unknown:
             known = ", ".join(["org", "settings", *_TABLES])
-            raise self._error(f"unknown table {_names(unknown)}", f"valid tables are {known}")
+            raise self._error(f"unknown tables: {_names(unknown)}", f"valid tables are {known}")
         rows = {name: self._rows(name, document.get(name, [])) for name in _TABLES}
         topics = tuple(self._topic(row) for row in rows["topics"])
         objects = tuple(self._object(row) for row in rows["objects"])
@@ -187,7 +187,7 @@ class _Reader:
         for table, key in (("users", "username"), ("apps", "client_id")):
             for number, row in enumerate(rows[table], start=1):
                 if not row[key].strip():
-                    raise self._error(f"{table} number {number} has a blank {key}", "fill it in")
+                    raise self._error(f"[[{table}]] entry {number} has a blank {key}", "fill it in")
         users = tuple(rows["users"])
         self._unique("user", [str(row["username"]) for row in users])
         apps = tuple(self._app(row, users) for row in rows["apps"])
@@ -220,7 +220,7 @@ class _Reader:
             raise self._error(f"{table} is not an array of tables", f"write [[{table}]]")
         needed, optional = _TABLES[table]
         for number, row in enumerate(rows, start=1):
-            what = f"{table} number {number}{_called(row)}"
+            what = f"[[{table}]] entry {number}{_called(row)}"
             unknown = set(row) - set(needed) - set(optional)
             if unknown:
                 known = ", ".join([*needed, *optional])
@@ -289,7 +289,7 @@ class _Reader:
     def _event(
         self, number: int, row: dict[str, Any], schemas: dict[str, Schema]
     ) -> tuple[str, Mapping[str, Any]]:
-        what, topic = f"events number {number}", row["topic"]
+        what, topic = f"[[events]] entry {number}", row["topic"]
         if topic not in schemas:
             raise self._error(f"{what}: there is no topic {topic!r}", "add it to [[topics]]")
         if ("payload" in row) == ("payload_json" in row):
@@ -363,7 +363,7 @@ class _Reader:
     def _unique(self, what: str, names: list[str]) -> None:
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise self._error(f"{what} {_names(twice)} appears twice", "remove one")
+            raise self._error(f"duplicate {what}: {_names(twice)}", "keep only one of each")
 
     def _error(self, what: str, remedy: str) -> SeedError:
         text = f"seed {self._path}: {what}: {remedy}"

@@ -366,7 +366,7 @@ def _parsed(position: ReplayId, channel: str) -> tuple[int, int]:
     except ValueError as error:
         raise ConfigurationError(
             f"the table's position {position.hex()} is not a position of the channel {channel}: "
-            f"check that the table was not written from a topic"
+            f"check that it was not stored for a topic"
         ) from error
 
 

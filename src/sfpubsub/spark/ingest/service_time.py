@@ -73,7 +73,8 @@ class ServiceTime:
           because the event may be `KEPT` seconds old. If it is further ahead, *newest_event* is
           returned.
 
-        In both cases, a warning is logged, but not again until the clock is right.
+        When the clock is too far ahead, a warning is logged; it is repeated only if the clock was
+        right in between.
 
         Args:
             newest_event: Time of the newest event delivered, in seconds since the epoch; None if

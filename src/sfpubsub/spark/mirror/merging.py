@@ -122,7 +122,7 @@ def merge_row(
     fold = Fold(fields, _placed(base, mirrored, read), since=read.since, until=read.until)
     _apply(fold, changes, [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
-        raise AssertionError("bug in sfpubsub: a known record was lost by applying changes")
+        raise AssertionError("bug in sfpubsub: a known record was lost while changes were applied")
     found = [Entry(record_id, cue) for cue in fold.cues]
     added = [each for each in found if each not in open_entries and not heals(read, each)]
     return Outcome(Mirrored(fold.record, read), tuple(added), healed)
@@ -141,7 +141,8 @@ def merge_absence(
         record_id: Id of the record.
         mirrored: The state known so far; None for an unknown record.
         read: The read. It either requested the record by its id, or belongs to a read of all the
-            object's records, including deleted ones. The user who reads can see every record.
+            object's records, including deleted ones. The user who made it must be able to see
+            every record.
         entries: Open entries that concern the record.
         newest: The newest merged read of all the object's records, or of a part of them that
             includes the record; None if there is none.
@@ -159,7 +160,7 @@ def merge_absence(
     fold = Fold(Fields((), {}, {}), _placed(gone, mirrored, read))
     _apply(fold, (), [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
-        raise AssertionError("bug in sfpubsub: a known record was lost by applying changes")
+        raise AssertionError("bug in sfpubsub: a known record was lost while changes were applied")
     return Outcome(Mirrored(fold.record, read), (), healed)
 
 

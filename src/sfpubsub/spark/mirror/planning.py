@@ -39,7 +39,7 @@ def next_read(
 
     Args:
         entries: Open entries by object.
-        objects: Objects in the order of reading.
+        objects: The objects, in the order in which to read them.
         as_of: What a read that begins now is guaranteed to contain (`reads.as_of`); None if it is
             too early for a read.
     """

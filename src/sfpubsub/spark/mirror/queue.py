@@ -128,7 +128,8 @@ def entry_row(
         record_id: The record or records that the entry concerns; see `Entry.record_id`.
         cue: Reason for the entry.
         step: Number of the step that adds the entry.
-        asked: True if the reason for the entry is not an event.
+        asked: Whether the reason for the entry is something other than an event, such as a
+            request to reread; see `Entry.asked`.
     """
     return {
         "entity_name": entity,

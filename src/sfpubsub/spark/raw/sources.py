@@ -76,9 +76,11 @@ def recorded_sources(record: Mapping[str, Any]) -> tuple[Source, ...]:
     try:
         found = tuple(Source(kind, name) for kind, name in pairs)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"the recorded sources are not valid: {pairs!r}") from error
+        raise ConfigurationError(
+            f"the sources stored with the table are not valid: {pairs!r}"
+        ) from error
     if not found or not all(source.kind in _KINDS for source in found):
-        raise ConfigurationError(f"the recorded sources are not valid: {pairs!r}")
+        raise ConfigurationError(f"the sources stored with the table are not valid: {pairs!r}")
     return found
 
 

@@ -68,9 +68,9 @@ class RawTable(ABC):
     @property
     @abstractmethod
     def newest_time(self) -> float:
-        """The earliest time at which the newest batch may have been written; 0 without batches.
+        """The earliest time at which the newest batch may have been written.
 
-        In seconds since the epoch.
+        In seconds since the epoch; 0 if there are no batches.
         """
 
     @property

@@ -2,8 +2,8 @@
 
 Used with ``writeStream.foreachBatch``, which by itself guarantees only at-least-once delivery:
 Spark repeats a batch whose completion it did not record. Each transaction contains the name of its
-batch, built from the query's id and the batch's number, so a repeated batch is recognized. Recent
-events are also recognized by their dedupe keys (argument *window*), regardless of their batch. So a
+batch, built from the query's id and the batch's number, so a repeated batch is recognised. Recent
+events are also recognised by their dedupe keys (argument *window*), regardless of their batch. So a
 query with a new checkpoint does not write them again either.
 
 Errors raised here are not chained to their causes, which are logged instead. Spark receives the
@@ -62,7 +62,7 @@ class ForeachBatchWriter:
             query.awaitTermination()
 
     Creating a writer takes over the table, as with `EventWriter`; `close` or the end of the process
-    releases it. Thread-safe; calls are serialized.
+    releases it. Thread-safe; calls are serialised.
 
     Args:
         spark: A classic session, because with Spark Connect the server handles the batches.
@@ -171,7 +171,7 @@ def _short_error(error: Exception, name: str, group: str | None) -> SfPubSubErro
     """Log the complete error, and return a short one for Spark."""
     if _is_interruption(error, group):
         _log.info("batch %s was interrupted", name, exc_info=error)
-        # From the words in parentheses, Spark recognizes that it has requested the stop itself.
+        # From the words in parentheses, Spark recognises that it has requested the stop itself.
         # Otherwise it would report that the query failed.
         return WriteError(
             f"batch {name} was interrupted and will be written by the next run "

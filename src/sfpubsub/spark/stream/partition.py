@@ -84,7 +84,7 @@ class EventPartition(InputPartition):
 
 
 def pack(events: Sequence[tuple[RawEvent, float]]) -> bytes:
-    """Serialize events and their times of receipt as an Arrow stream."""
+    """Serialise events and their times of receipt as an Arrow stream."""
     raws = [raw for raw, _ in events]
     batch = pa.record_batch(
         [

@@ -100,12 +100,12 @@ class TargetTable(ABC):
         """Return whether the table exists.
 
         Raises:
-            ConfigurationError: A table with this name exists that this package did not create.
+            ConfigurationError: A table with this name exists, but was not created by this package.
         """
 
     @abstractmethod
     def step(self) -> int:
-        """Return the newest step of the table; 0 if there is no step or no table."""
+        """Return the number of the newest step in the table; 0 if there is no step or no table."""
 
     @abstractmethod
     def facts(self) -> dict[str, str]:
@@ -132,7 +132,7 @@ class TargetTable(ABC):
                 of rewriting files.
 
         Raises:
-            ConfigurationError: A table with this name exists that this package did not create.
+            ConfigurationError: A table with this name exists, but was not created by this package.
             WriteError: The table could not be created or changed.
         """
 
