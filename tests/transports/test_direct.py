@@ -289,7 +289,7 @@ def test_an_internal_error_ends_its_call_but_not_grpcs_thread(
     assert failure is not None
     assert failure.kind is FailureKind.STOP
     assert "internal error, ZeroDivisionError" in str(failure.error)
-    assert "internal error on /event/Order_Event__e" in caplog.text
+    assert "/event/Order_Event__e: internal error" in caplog.text
     following = Reading(transport)
     assert following.wait() is None
     assert following.ids == ["e1"]

@@ -268,7 +268,7 @@ def test_an_internal_error_is_raised_and_logged(harness, caplog):
     h.call.end(DOWN)
     with pytest.raises(StreamError, match="internal error"):
         h.next()
-    assert "internal error on Orders" in caplog.text
+    assert "Orders: internal error" in caplog.text
 
 
 def test_a_commit_waits_for_its_answer(harness):

@@ -22,7 +22,7 @@ def within(seconds: float, work: Callable[[RequestLimit], T]) -> T | None:
 
     *work* runs in a separate thread, which is abandoned at the deadline: a DNS lookup has no
     timeout, and a connect timeout applies to each of a host's addresses. After the deadline, no
-    connection of *work* sends anything.
+    connection opened by *work* sends anything.
 
     Args:
         seconds: The time allowed.

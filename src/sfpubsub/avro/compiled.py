@@ -22,10 +22,12 @@ class _Unsupported(Exception):  # noqa: N818 - not an error: the Python code is 
 
 
 def decoder_of(schema: Any, named: Mapping[str, Any], wanted: Collection[str] | None = None) -> Any:
-    """Return the compiled decoder of a schema; None if it cannot be used.
+    """Return the compiled decoder of a schema.
+
+    Return None if the compiled code is not available or does not support the schema.
 
     Args:
-        schema: A record, as `fastavro.parse_schema` returns it.
+        schema: Schema of a record, as `fastavro.parse_schema` returns it.
         named: The named types by full name.
         wanted: Names of the fields to read; None for all. See `Codec.only`.
     """

@@ -18,8 +18,8 @@ _NO_LINE_FEED = "\\"
 def patched(old: str, diff: str, sha256: str) -> str | None:
     """Apply a diff to a text, and return the new text.
 
-    The service documents the hash of the new text, but not how it treats line endings. So the hash
-    decides: a text with a different hash is not returned.
+    The service's documentation defines the hash of the new text, but not how a diff treats line
+    endings. So the hash decides: a text with a different hash is not returned.
 
     Args:
         old: The text before the change.

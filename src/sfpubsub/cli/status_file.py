@@ -223,7 +223,7 @@ def _remove_ended(directory: Path, key: str, *, silent: bool) -> Iterator[dict[s
     """Remove the status files of a source's ended runs; yield the hourly event counts of each run.
 
     Args:
-        directory: Directory of the files.
+        directory: The directory that contains the status files.
         key: Start of the file names, which identifies the source.
         silent: Whether to remove only files of runs that received no message from the service.
     """

@@ -30,7 +30,8 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
     Args:
         session: A session, or an object whose ``get_session`` supplies sessions.
         endpoint: ``host:port`` of the service.
-        insecure: ``1`` uses plaintext to loopback, ``force`` to any host; empty requires TLS.
+        insecure: ``1`` for plaintext to loopback, ``force`` for plaintext to any host, empty for
+            TLS.
         ca_file: PEM file of certificate authorities to trust instead of the system's.
         proxy: URL of an HTTP proxy; if empty, the environment variable ``https_proxy`` applies.
             Either way, hosts in the environment variable ``no_proxy`` are reached directly.

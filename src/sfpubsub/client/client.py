@@ -80,8 +80,8 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             events: For each event, its values by field name. Omitted fields get the schema's
                 default; ``CreatedDate`` (milliseconds since the epoch) and ``CreatedById`` have no
                 default.
-            created_by: User id for events without ``CreatedById``; events without ``CreatedDate``
-                then get the time of this call.
+            created_by: User id for events without ``CreatedById``. If it is given, events without
+                ``CreatedDate`` get the time of this call.
             timeout: Maximum time to wait for all results, in seconds.
 
         Returns:

@@ -85,7 +85,7 @@ class Asker:
 
     @property
     def org_time(self) -> datetime | None:
-        """The latest ``Date`` header of a response; None before the first response."""
+        """Latest ``Date`` header of a successful response; None before the first such response."""
         found = [each.org_time for each in (self._org, self._bulk) if each.org_time is not None]
         return max(found, default=None)
 

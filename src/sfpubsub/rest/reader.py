@@ -117,7 +117,7 @@ class OrgReader:
 
     @property
     def org_time(self) -> datetime | None:
-        """The latest server time seen (Date header); None before the first response.
+        """The latest server time seen (Date header); None before the first successful response.
 
         The header is in whole seconds, so the org's clock may be almost a second ahead.
         """

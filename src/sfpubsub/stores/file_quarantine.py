@@ -49,7 +49,7 @@ class FileQuarantine(Quarantine):
     then keeps the event's entry if it is complete, and writes it otherwise.
 
     Args:
-        directory: Directory of the files; created when the first entry is written.
+        directory: Directory for the files; created when the first entry is written.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:

@@ -124,7 +124,7 @@ class StreamingBase:
 
     @property
     def subscriptions(self) -> set[str]:
-        """The subscribed channels, with their filters; empty if the client is closed."""
+        """Names of the subscribed channels, including filters; empty if the client is closed."""
         return set() if self.closed else self._driver.protocol.channels.names
 
     @property

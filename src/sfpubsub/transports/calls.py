@@ -266,9 +266,9 @@ class CallDriver(ABC, Generic[Opening]):
     def _crash(self, error: Exception) -> None:
         # An internal error must end the driver instead of leaving it silent.
         if self.over:  # already ended, so no caller is waiting for the result
-            logger.debug("internal error on %s, which had already ended", self._name, exc_info=True)
+            logger.debug("%s: internal error after the end", self._name, exc_info=True)
             return
-        logger.exception("internal error on %s", self._name)
+        logger.exception("%s: internal error", self._name)
         crash = StreamError(
             f"{self._name}: internal error, {type(error).__name__}: please report it"
         )

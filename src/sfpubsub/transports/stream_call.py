@@ -102,7 +102,7 @@ class GrpcStreamCall(StreamCall):
                 )
                 self._refuse(FailureKind.RETRY, StreamUnavailableError(text), error)
             except Exception as error:  # an internal error; gRPC's thread also serves other calls
-                logger.exception("internal error on %s", self._target.name)
+                logger.exception("%s: internal error", self._target.name)
                 text = f"{self._target.name}: internal error, {type(error).__name__}"
                 self._refuse(FailureKind.STOP, StreamError(f"{text}: please report it"), error)
             else:

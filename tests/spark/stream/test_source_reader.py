@@ -112,7 +112,7 @@ def test_an_offset_always_has_the_same_text(world):
     ("change", "message"),
     [
         ({"v": 2}, "format 2"),
-        ({"topic": "/event/Other__e"}, "belongs to topic"),
+        ({"topic": "/event/Other__e"}, "has positions in"),
         ({"replay": "x"}, "cannot read"),
     ],
 )

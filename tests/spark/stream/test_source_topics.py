@@ -162,7 +162,7 @@ def test_topics_can_be_added_to_and_dropped_from_a_checkpoint(world):
     _, found = read_all(world.reader(), position, 2)
     assert {row["topic"] for row in found} == {ACCOUNTS}
     world.set(topics="/event/Strange__e")
-    with pytest.raises(ConfigurationError, match=r"belongs to topic /data/.*, /event/.*Strange"):
+    with pytest.raises(ConfigurationError, match=r"has positions in /data/.*, /event/.*Strange"):
         world.reader().latestOffset(position, ReadMaxRows(1))
 
 

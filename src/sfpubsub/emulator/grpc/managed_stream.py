@@ -186,8 +186,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         return due if end is None else min(due, end)
 
     def shown(self, positions: Sequence[int], end: int) -> None:
-        """Record which positions the client may commit: the `positions` of the events that a reply
-        sends or, if the reply is a keepalive, the position `end`.
+        """Record which positions the client may commit: the `positions` of the events in a reply
+        or, if the reply is a keepalive, the position `end`.
         """
         if positions:
             first = positions[0] if self._sent is None else self._sent[0]

@@ -112,7 +112,7 @@ class Bus(Positions):
         return [row[0] for row in rows]
 
     def remove_channel(self, name: str) -> None:
-        """Delete a channel and its log, which ends the streams that read the channel."""
+        """Delete a channel and its log. This ends the streams that read the channel."""
         topic = self.topic(name)
         with self._lock, self._store.transaction():
             # Its number may be reused by another topic, so nothing may remain.
@@ -304,8 +304,9 @@ class Bus(Positions):
         Args:
             topic: The topic.
             block: The block.
-            losses: The first number that `revision` returned before the events were read. If it has
-                changed, events were deleted or renumbered, and the block is not stored.
+            losses: The first of the two numbers in the result of `revision`, called before the
+                events were read. If this number has changed since then, events were deleted or
+                renumbered, and the block is not stored.
         """
         with self._lock:
             self._purge()
@@ -316,7 +317,7 @@ class Bus(Positions):
         """Return a block that contains the topic's first retained event after `position`, or None
         if there is no such block.
 
-        A killed process may have left blocks that contain deleted events; these are skipped.
+        A killed process may have left blocks that contain deleted events; such blocks are skipped.
         """
         with self._lock:
             self._purge()

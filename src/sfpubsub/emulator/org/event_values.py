@@ -26,7 +26,7 @@ _DAY_MS = 24 * 3600 * 1000
 def event_values(
     schema: Schema, given: Mapping[str, Any], user_id: str, now: float
 ) -> dict[str, Any]:
-    """Return the values of an event in the types of its schema, with CreatedDate and CreatedById.
+    """Return an event's values, converted to its schema's types, plus CreatedDate and CreatedById.
 
     Args:
         schema: The event's schema.

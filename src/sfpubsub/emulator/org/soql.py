@@ -212,7 +212,7 @@ class _Parser:
 
     def _simple(self, depth: int) -> Condition:
         if depth > _DEEPEST:
-            raise Malformed("conditions are nested too deeply")
+            raise Malformed("conditions are nested too deeply: use fewer parentheses and NOTs")
         if self._takes("NOT"):
             return Joined("NOT", (self._simple(depth + 1),))
         if self._takes("("):

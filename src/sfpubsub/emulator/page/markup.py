@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class Markup(str):
-    """HTML that is safe to put into a page. Create it with `tag` or `joined`, never directly from
+    """HTML that is safe to include in a page. Create it with `tag` or `joined`, never directly from
     data.
     """
 

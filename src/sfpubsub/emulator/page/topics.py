@@ -93,8 +93,8 @@ def topic(visit: Visit) -> Answer:
 
 
 def publish(visit: Visit) -> Answer:
-    """POST /ui/topic: publish the events in the form on behalf of the org, even if clients cannot
-    publish to the topic.
+    """POST /ui/topic: publish the events entered in the form. They are published on behalf of the
+    org, even if clients cannot publish to the topic.
     """
     entered = visit.guard.form(visit.call)
     found = _topic(visit, entered.pop(_NAME, ""))
@@ -197,8 +197,8 @@ def _id(found: Topic, what: str) -> str:
 
 
 def _rows(world: World, found: Topic, entered: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the events in a form: those entered as JSON or, if the control for JSON is blank, one
-    event with the values of the other controls.
+    """Return the events that the user entered in the form: those in the control for JSON or, if
+    that is blank, one event with the values of the other controls.
 
     Raises:
         Unreadable: A value that the user entered is not valid.

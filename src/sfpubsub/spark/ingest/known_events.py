@@ -75,11 +75,11 @@ class KnownEvents:
         return now
 
     def marks(self, rows: pa.Table, now: float) -> list[int]:
-        """Return the marks for *rows* written at *now*; see `dedupe.Marker.marks`."""
+        """Return the mark of each row for a write at *now*; see `dedupe.Marker`."""
         return self._marker.marks(rows, now)
 
     def judge(self, rows: pa.Table, marks: list[int], now: float, *, is_live: bool) -> Verdict:
-        """Drop expired keys, then classify the rows as new, duplicates or conflicts.
+        """Drop expired keys, then classify each row as new, a duplicate or a conflict.
 
         See `dedupe.judge`.
 

@@ -52,9 +52,10 @@ _log = logging.getLogger("sfpubsub.spark")
 class EventWriter:
     """The only writer of a raw table. A context manager; only one thread at a time may write.
 
-    A new writer takes over the table: it takes a lease on a local directory; in a table format, it
-    commits a transaction after which older writers can commit nothing. It also removes leftovers of
-    a writer that died, and loads the keys of the dedupe window (`KeyWindow`) from the table.
+    A new writer takes over the table: it takes a lease if the table is in a local directory; with
+    a table format, it commits a transaction after which older writers can commit nothing. It also
+    removes leftovers of a writer that died, and loads the keys of the dedupe window (`KeyWindow`)
+    from the table.
 
     Args:
         spark: A classic session (not Spark Connect), local or with a shared file system. Table
@@ -76,7 +77,7 @@ class EventWriter:
         clock: Returns the time in seconds since the epoch, which determines the window and the day
             of a batch.
         on_undecodable: What to do with an event that cannot be decoded. ``keep``: write its row
-            without JSON; ``quarantine``: put it into *quarantine* instead of the table; ``skip``:
+            without JSON; ``quarantine``: put it in *quarantine* instead of the table; ``skip``:
             only count and log it; ``fail``: make `write` raise.
         quarantine: Receives undecodable events. Required for *on_undecodable* ``quarantine``, and
             not allowed otherwise.

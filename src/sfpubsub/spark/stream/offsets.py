@@ -143,7 +143,7 @@ class Offsets:
             raise _unreadable(error) from error
         if not found.keys() & set(topics):
             raise ConfigurationError(
-                f"the checkpoint belongs to topic {', '.join(found)}, but the query reads "
+                f"the checkpoint has positions in {', '.join(found)}, but the query reads "
                 f"{', '.join(topics)}: use a separate checkpoint, or also read one of the "
                 f"checkpoint's topics (option topics)"
             )

@@ -90,7 +90,8 @@ class ResultFile:
             count: Maximum number of rows.
 
         Returns:
-            The total size in bytes, and an iterator over the bytes, in chunks.
+            The total size in bytes of the header line and these rows, and an iterator over their
+            content in chunks.
         """
         begin = self._end(min(start, self.count))
         size = self._end(min(start + count, self.count)) - begin
