@@ -65,7 +65,7 @@ ROWS = Identity("parquet", "/data/raw", "topic /event/A__e")
             "an earlier table at /data/raw",
         ),
         (Identity("delta", "/data/raw", ROWS.id), True, "are built from /data/raw"),
-        (Identity("parquet", "/data/raw", ROWS.id, ("Account",)), True, "built from all objects"),
+        (Identity("parquet", "/data/raw", ROWS.id, ("Account",)), True, "built for all objects"),
     ],
 )
 def test_tables_resume_only_with_the_same_raw_table_and_objects(now, is_there, refusal):
