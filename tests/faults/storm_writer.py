@@ -102,6 +102,7 @@ class Writer(threading.Thread):
         seed: Seed of the changes.
         weights: Relative frequency of each kind of change; None for `WEIGHTS`.
         pace: Seconds between two requests.
+        objects: Objects whose records are changed.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Writer(threading.Thread):
         *,
         weights: dict[str, int] | None = None,
         pace: float = 0.0,
+        objects: Sequence[str] = OBJECTS,
     ) -> None:
         super().__init__(name="writer", daemon=True)
         self.made: Counter[str] = Counter()
@@ -122,10 +124,10 @@ class Writer(threading.Thread):
         self._weights = dict(WEIGHTS if weights is None else weights)
         self._pace = pace
         self._rest = Rest(emulator.http_url)
-        self._live: dict[str, list[str]] = {name: [] for name in OBJECTS}
-        self._binned: dict[str, list[str]] = {name: [] for name in OBJECTS}
+        self._live: dict[str, list[str]] = {name: [] for name in objects}
+        self._binned: dict[str, list[str]] = {name: [] for name in objects}
         self._texts: dict[str, str] = {}
-        self._fields = {name: _writable(emulator.records.describe(name)) for name in OBJECTS}
+        self._fields = {name: _writable(emulator.records.describe(name)) for name in objects}
         self._goal = 0
         self._ending = False
         self._changed = threading.Condition()  # guards `_goal` and `_ending`
@@ -133,8 +135,8 @@ class Writer(threading.Thread):
     def fill(self, records: int) -> None:
         """Create the initial records before the storm, divided equally among the objects."""
         user = self._emulator.accounts.holder("")
-        for name in OBJECTS:
-            left = records // len(OBJECTS)
+        for name in self._fields:
+            left = records // len(self._fields)
             while left > 0:
                 with self._emulator.records.transaction(user) as changing:
                     for _ in range(min(_MOST, left)):
@@ -171,7 +173,7 @@ class Writer(threading.Thread):
 
     def step_of(self, kind: str) -> None:
         """Make one request with a random change of one kind."""
-        name = self._rng.choice(OBJECTS)
+        name = self._rng.choice(list(self._fields))
         before = self.changes
         getattr(self, f"_do_{kind}")(name)
         self.made[kind] += self.changes - before
