@@ -134,8 +134,8 @@ class QueryJobs:
             delay = next_poll(looks, clock(), deadline, self._asker.timings)
             if delay is None:
                 raise StreamUnavailableError(
-                    f"the query job {job_id} of {job.object} is {job.state} after "
-                    f"{job.records_processed} records: it is still running; wait for it again"
+                    f"the query job {job_id} for {job.object} was not finished in time (it is "
+                    f"{job.state} after {job.records_processed} records): wait for it again"
                 )
             if progress is not None:
                 progress(job)

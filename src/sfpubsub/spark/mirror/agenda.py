@@ -45,10 +45,10 @@ class Agenda:
         self._end_after = began
 
     def reason(self, account: Account, columns: Columns, now: float) -> Reason | None:
-        """Return the reason to read a whole object; None if no read is due.
+        """Return why a read of all records of an object is due; None if none is due.
 
         Args:
-            account: Progress of the object.
+            account: What the mirror has read of the object so far.
             columns: The columns of its table.
             now: Current time, in seconds since the epoch.
         """
