@@ -115,7 +115,10 @@ def wait_for_exit(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", patience: float = PATIENCE):
-    """Wait until *condition* returns a true value, and return it; fail after *patience* seconds."""
+    """Wait until *condition* returns a true value, and return that value.
+
+    After *patience* seconds, fail with a message that contains *what*.
+    """
     deadline = time.monotonic() + patience
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what}: timed out after {patience} s"

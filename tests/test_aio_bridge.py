@@ -14,7 +14,7 @@ from .conftest import PATIENCE
 
 
 class CountedLoop(asyncio.SelectorEventLoop):
-    """An event loop that counts the calls from other threads."""
+    """An event loop that counts calls to `call_soon_threadsafe`."""
 
     calls = 0
 

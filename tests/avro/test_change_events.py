@@ -252,7 +252,11 @@ WRAPS = (["null"], ["null", "int"], ["int"])
 
 @st.composite
 def models(draw) -> tuple[str, list[tuple[str, list[str] | None]]]:
-    """Draw a schema's text and its fields, each with its name and its components or None."""
+    """Draw a random schema.
+
+    Return its text and, for each field, its name and the names of its components (None for a plain
+    field).
+    """
     defined: list[list[str]] = []
     model: list[tuple[str, list[str] | None]] = [("ChangeEventHeader", ["entityName"])]
     fields: list[tuple[str, object]] = [("ChangeEventHeader", record("H", "entityName"))]
@@ -291,8 +295,9 @@ def expand_slowly(model: list[tuple[str, list[str] | None]], entry: str) -> list
 
 @given(models(), st.data())
 def test_random_bitmaps_expand_as_in_the_slow_reference(model_and_text, data):
-    """For random schemas, bitmaps expand to the same names as in the slow reference, or raise an
-    error if it does.
+    """For random schemas, bitmaps expand to the same names as in the slow reference.
+
+    If the reference raises an error, so does the expansion.
     """
     text, model = model_and_text
     schema = ChangeSchema("id", text)
@@ -411,9 +416,9 @@ def change(
 
 
 def test_the_header_is_read():
-    """Each entry of the header is an attribute of the event.
+    """Each header entry is an attribute of the change event.
 
-    Bitmaps are expanded, and lists are tuples.
+    Bitmaps are expanded to field names, and lists become tuples.
     """
     event = change(changedFields=["0x14", "6-0x01"], nulledFields=["0x10"], diffFields=["0x20"])
     assert event.change_type == "UPDATE"
@@ -682,7 +687,7 @@ ACCESSORS = (
 
 
 def received(subscription, count: int) -> list[Event]:
-    """Return all events of the next batches, at least *count*."""
+    """Collect whole batches until there are at least *count* events, and return all of them."""
     events: list[Event] = []
     while len(events) < count:
         batch = subscription.next_batch(PATIENCE)

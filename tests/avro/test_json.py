@@ -106,7 +106,7 @@ def test_a_value_without_a_json_form_raises(value, json_library):
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_the_corpus_has_its_expected_json(name, json_library):
-    """Each stored payload becomes JSON that is equal to the stored text of fastavro's value."""
+    """The JSON of each stored payload equals the stored JSON of the value that fastavro decoded."""
     codec = Codec("id", schema_text(name))
     for payload, text in golden(name):
         assert json.loads(to_json(codec.decode(payload))) == json.loads(text)

@@ -35,9 +35,9 @@ def lines(capsys):
 
 
 def test_events_are_json_lines(emulator, capsys):
-    """A line has the keys of Pub/Sub events plus ``type`` and ``created_date``.
+    """Each event is printed as a JSON line with the keys of a Pub/Sub event and two more.
 
-    Its replay id can be given to ``--replay``.
+    These are ``type`` and ``created_date``. The replay id can be given to ``--replay``.
     """
     found = emulator.publish_streaming(TOPIC, records(2))
     emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "7"}])

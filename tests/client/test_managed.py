@@ -60,7 +60,7 @@ ANSWERS = [
     "settings", ANSWERS, ids=lambda s: f"{s.commit_answer_tip}-{s.commit_answer_pending}"
 )
 def test_a_thousand_events_on_one_stream(run_emulator, connect, settings):
-    """The stream never runs out of requested events, whatever else commit answers contain."""
+    """1,000 events arrive without a reconnect, whichever fields commit responses contain."""
     emulator = run_emulator(settings=settings)
     emulator.publish(TOPIC, orders(1000))
     subscription = connect(emulator).subscribe_managed(NAME)
@@ -75,7 +75,7 @@ def test_a_thousand_events_on_one_stream(run_emulator, connect, settings):
 
 
 def test_second_run_resumes_after_the_acked_events(run_emulator, connect):
-    """Leaving the block commits exactly what was acked."""
+    """Leaving the `with` block commits only the acked events; the next run starts after them."""
     emulator = run_emulator(settings=Settings(events_per_response=10))
     emulator.publish(TOPIC, orders(30))
     client = connect(emulator)
@@ -102,10 +102,9 @@ def test_only_the_contiguous_acked_prefix_is_committed(run_emulator, connect):
 
 
 def test_drop_between_commit_and_answer_repeats_nothing(run_emulator, connect):
-    """A commit whose answer was lost is recognised on the new stream, and no event is repeated.
+    """If a stream drops before a commit is answered, the next stream confirms the commit.
 
-    The last batch is acked later: if everything received had been committed, the start of the new
-    stream could not confirm it, and a gap would be reported.
+    No event is delivered twice, and no gap is reported.
     """
     plan = FaultPlan([Fault("drop_before_commit_answer")])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=20))
@@ -210,7 +209,7 @@ def test_subscription_waits_for_a_held_slot(run_emulator, connect):
 
 
 def test_slot_that_stays_held_is_an_error_after_the_timeout(run_emulator, connect):
-    """A second client of one subscription is told that another client holds it."""
+    """If another client holds the slot for longer than `slot_timeout`, an error is raised."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     with connect(emulator).subscribe_managed(NAME) as holder:
@@ -292,7 +291,7 @@ ACCOUNT = {
 
 
 def test_drain_waits_for_the_last_commit_answer(run_emulator, connect):
-    """If everything is acked when the block is left, nothing stays uncommitted."""
+    """Leaving the `with` block waits until every acked event has been committed."""
     emulator = run_emulator(settings=Settings(commit_answer_delay_s=0.2))
     results = emulator.publish(TOPIC, orders(7))
     with connect(emulator).subscribe_managed(NAME, ack="manual") as subscription:
@@ -315,7 +314,7 @@ def test_drain_without_a_commit_answer_raises(run_emulator, connect):
 
 
 def test_abort_closes_the_subscription_at_once(run_emulator, connect):
-    """An abort, as on a second Ctrl-C, does not wait for the answer to a commit."""
+    """`abort` closes the subscription at once, without waiting for the response to a commit."""
     emulator = run_emulator(settings=Settings(commit_answer_delay_s=60.0))
     emulator.publish(TOPIC, orders(1))
     subscription = connect(emulator).subscribe_managed(NAME)

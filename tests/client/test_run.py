@@ -70,10 +70,11 @@ def number(event: Event) -> int:
 
 
 class Handler:
-    """A handler that records its events, and stops the run after a number of them.
+    """A handler that records its events, and stops the run once it has handled *count* of them.
 
     Args:
-        count: How many different events there are; None if something else ends the run.
+        count: Number of different events after which the run is stopped; None if something else
+            ends it.
         work: Called for each event with its number; may raise.
     """
 
@@ -113,12 +114,12 @@ class Handler:
                 self._running.discard(which)
 
     def run(self, held: Held, **options: Any) -> RunSummary:
-        """Run this handler on *held*, and return the summary."""
+        """Run the subscription *held* with this handler, and return the summary."""
         self.held = held
         return held.run(self, **options)
 
     def begin(self, held: Held, **options: Any) -> Future[RunSummary]:
-        """Start a run of this handler on *held* in the background, and return its future."""
+        """Start a run of *held* with this handler in the background; return its future."""
         self.held = held
         return held.begin_run(self, **options)
 
@@ -150,7 +151,7 @@ def test_each_key_keeps_its_order_and_all_events_are_committed(start: Start, ack
 
 
 def test_without_a_key_events_do_not_wait_for_each_other(start: Start):
-    """With `key=None` a slow event holds up no other."""
+    """With `key=None`, a slow event does not delay any other event."""
     service, face = start()
     service.publish(50)
     others = threading.Event()
@@ -163,7 +164,7 @@ def test_without_a_key_events_do_not_wait_for_each_other(start: Start):
 
 
 def test_finishing_an_event_starts_all_events_waiting_for_it(start: Start):
-    """All idle workers are woken, not only the one that has just become free."""
+    """When an event finishes, all events that were waiting for it start at the same time."""
     service, face = start()
     service.publish(4)
     all_here = threading.Barrier(3)
@@ -190,7 +191,7 @@ def test_finishing_an_event_starts_all_events_waiting_for_it(start: Start):
 
 @pytest.mark.parametrize("ack", ["auto", "manual"])
 def test_position_never_passes_an_event_that_is_still_handled(start: Start, ack: str):
-    """Requesting later batches acks nothing, whatever the subscription's ack mode is."""
+    """While a handler runs, the committed position stays before its event, in any ack mode."""
     service, face = start(events_per_response=5)
     service.publish(60)
     go = threading.Event()
@@ -205,9 +206,10 @@ def test_position_never_passes_an_event_that_is_still_handled(start: Start, ack:
 
 
 def test_plain_run_stores_the_position_of_finished_events(start: Start):
-    """The next run resumes after the finished events.
+    """A run stores the position of the finished events, and the next run resumes after it.
 
-    The sync client stores in the thread that called `run`, as a shelve needs.
+    The sync client calls the store in the thread that called `run`, because a store may be bound to
+    its thread.
     """
     service, face = start()
     service.publish(40)
@@ -359,7 +361,9 @@ def test_failed_event_is_quarantined_and_the_run_goes_on(start: Start, tmp_path:
 
 
 def test_quarantine_is_never_written_in_the_event_loops_thread(start: Start):
-    """A flush may take long, and the other handlers run in the loop."""
+    """In the asyncio client, the quarantine is written in another thread, since a slow write would
+    block the event loop.
+    """
     service, face = start()
     service.publish(1)
     threads: set[int] = set()
@@ -433,8 +437,8 @@ def test_quarantine_limit_stops_a_broken_handler(start: Start, tmp_path: Path):
 
 @pytest.mark.parametrize("key", [None, number, by_record], ids=["none", "value", "record"])
 def test_undecodable_event_is_quarantined_without_a_retry(start: Start, tmp_path: Path, key: Any):
-    """The entry reports a decoding failure, whether the handler or the key function triggered
-    it.
+    """An undecodable event is quarantined as a decoding failure and never retried, with or without
+    a key function.
     """
     service, face = start()
     service.publish_valid(3)
@@ -539,7 +543,7 @@ def test_stop_ends_a_run_that_waits_for_events(start: Start):
 
 
 def test_handler_cannot_drain_its_own_subscription(start: Start):
-    """The drain would wait for this handler for ever, so it raises an error."""
+    """A handler that drains its own subscription, which would wait forever, gets an error."""
     service, face = start()
     service.publish(1)
     held = face.managed(NAME)
@@ -556,7 +560,9 @@ def test_handler_cannot_drain_its_own_subscription(start: Start):
 
 
 def test_abort_lets_running_handlers_finish_and_commits_nothing(start: Start):
-    """Their events count as handled in the summary, although the next run gets them again."""
+    """After `abort`, running handlers finish and count as handled, but the next run gets all events
+    again.
+    """
     service, face = start()
     service.publish(20)
     go = threading.Event()
@@ -628,7 +634,7 @@ def test_stop_ends_iteration_and_still_accepts_acks(start: Start):
 
 
 def test_stop_can_be_called_by_a_signal_handler_at_any_moment(start: Start):
-    """The interrupted thread may hold any lock of the subscription, so `stop` takes none."""
+    """`stop` takes no lock, because the thread that a signal interrupts may hold any of them."""
     _, face = start()
     held = face.managed(NAME)
     delivery = held._subscription._delivery
@@ -648,14 +654,14 @@ def test_stop_can_be_called_by_a_signal_handler_at_any_moment(start: Start):
     ],
 )
 def test_invalid_run_options_are_rejected(start: Start, options: dict[str, Any], message: str):
-    """A mistake raises ConfigurationError before any event is taken."""
+    """An invalid option of `run` raises ConfigurationError."""
     _, face = start()
     with pytest.raises(ConfigurationError, match=message):
         face.managed(NAME).run(Handler(), **options)
 
 
 def test_handler_of_the_wrong_kind_is_rejected(start: Start):
-    """The sync client cannot await a coroutine, and a plain function would block the loop."""
+    """The sync client rejects coroutine handlers, and the asyncio client rejects plain ones."""
     _, face = start()
     held = face.managed(NAME)
 
@@ -791,4 +797,4 @@ def test_second_cancellation_cancels_the_handlers(tmp_path: Path):
 
 
 def do_nothing(_task: Any) -> None:
-    """Leave the task as it is."""
+    """A callback for `cancelled_run` that does nothing to the run's task."""

@@ -192,7 +192,7 @@ def test_eight_byte_replay_id_can_be_committed(filled):
 
 
 def test_commits_coalesce(start):
-    """Commits that are pending together share one answer, which has the last one's values."""
+    """Commits that are pending at the same time share one response, which names the last."""
     emulator, client = start(settings=Settings(commit_answer_delay_s=0.2))
     published = emulator.publish(ORDERS, orders(5))
     stream = client.managed()
@@ -206,9 +206,11 @@ def test_commits_coalesce(start):
 @pytest.mark.parametrize("tip", ["none", "sent", "org"])
 @pytest.mark.parametrize("pending", [True, False])
 def test_commit_answer_settings(start, tip, pending):
-    """Settings determine whether a commit's answer contains a latest replay ID (that of the last
-    event sent or of the org), and whether it contains the number of outstanding requested
-    events."""
+    """Settings determine which fields a response to a commit contains.
+
+    Its latest replay ID is empty, or that of the last event sent or of the org; the pending count
+    may be 0.
+    """
     emulator, client = start(
         settings=Settings(commit_answer_tip=tip, commit_answer_pending=pending)
     )
@@ -444,7 +446,7 @@ def test_slot_is_free_after_the_end(filled, how):
 
 
 def test_slot_release_setting(start):
-    """With `slot_release_s`, the slot stays occupied for that many seconds after a stream."""
+    """With `slot_release_s`, the slot stays occupied for that long after a stream has ended."""
     emulator, client = start(clock=ManualClock(), settings=Settings(slot_release_s=15))
     emulator.publish(ORDERS, orders(1))
     stream = hold(client)

@@ -43,7 +43,10 @@ Rows: TypeAlias = dict[str, list[tuple[str, int]]]
 
 @dataclass(frozen=True)
 class Cell:
-    """A planned kill: its moment, its victims, which occurrence, and the delay."""
+    """A planned kill of *who* at the *nth* occurrence of *moment*.
+
+    In a write, the kill follows after *delay* seconds.
+    """
 
     moment: str
     who: str

@@ -90,9 +90,9 @@ def test_spans_link_from_response_to_commit(run_emulator, connect, traced):
 
 
 def test_receive_span_links_to_the_span_that_published(traced):
-    """A response links to the trace contexts in its events' headers.
+    """A receive span links to the trace contexts in the headers of its events.
 
-    Invalid contexts are ignored, and the linked span is never the parent.
+    Invalid contexts are ignored, and a linked span never becomes the parent.
     """
     provider, spans = traced
     tracer = provider.get_tracer("test")
@@ -141,9 +141,10 @@ def batch(events: int, *headers):
 
 
 def test_write_span_links_to_the_responses_it_contains(traced):
-    """A write links only to the responses whose events it contains, so a response written in two
-    parts is linked twice. The span of a failed write names the exception's class but not its
-    message."""
+    """The span of a write links to each response from which the write contains events.
+
+    The span of a failed write has the class of the exception but not its message.
+    """
     provider, spans = traced
     tracing = SourceTracing("topic", TOPIC, provider=provider)
 

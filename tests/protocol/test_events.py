@@ -17,7 +17,7 @@ def test_response_with_events_is_not_a_keepalive() -> None:
 
 
 def test_commit_answer_is_not_a_keepalive() -> None:
-    """A commit answer is not a keepalive, since its position and pending count may be stale."""
+    """A response to a commit is not a keepalive: its position and pending count may be stale."""
     assert answer("1-1", pending=50).keepalive is None
 
 

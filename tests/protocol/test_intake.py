@@ -124,7 +124,7 @@ def test_unacked_events_reduce_the_room() -> None:
 
 
 def test_redelivered_events_take_no_room_but_show_their_size() -> None:
-    """Redelivered events take no room, but they count towards the average event size."""
+    """Redelivered events do not reduce the room, but they count towards the average event size."""
     managed = Managed(Limits(max_bytes=100, max_pending_count=4))
     managed.intake.take_in(events(1, 2, size=10))
     managed.new_stream()

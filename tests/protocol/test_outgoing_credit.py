@@ -59,8 +59,8 @@ def test_credit_for_large_events_fits_into_memory() -> None:
 
 
 def test_credit_is_renewed_on_receipt() -> None:
-    """On receiving events, the client at once requests as many again if there is room, even
-    before they are read.
+    """When 50 events arrive and there is room, the client at once requests 50 more, even before the
+    application reads them.
     """
     script = streaming(EARLIEST)
     script.respond(events(2, pending=9))
@@ -70,9 +70,7 @@ def test_credit_is_renewed_on_receipt() -> None:
 
 
 def test_credit_is_withheld_while_the_queue_is_full() -> None:
-    """While the maximum number of events is waiting to be read, no more are requested; reading them
-    requests as many again.
-    """
+    """No events are requested while the queue is full; reading it makes room for new requests."""
     script = streaming(EARLIEST, limits=Limits(max_pending_count=60))
     assert credit(script.respond(events(*range(2, 62), pending=40))) == 0
 
@@ -120,7 +118,7 @@ def test_silent_stream_is_reopened() -> None:
 
 
 def test_stream_without_a_first_response_is_reopened() -> None:
-    """A stream that never receives a first response is cancelled and reopened after 300 s too."""
+    """A stream that receives no response at all is cancelled and reopened after 300 s."""
     script = Script(EARLIEST)
     script.start()
 
@@ -203,8 +201,8 @@ def test_commit_before_a_pause_skips_the_commit_pause() -> None:
 
 
 def test_paused_subscription_reopens_despite_missing_acks() -> None:
-    """A subscription closed for lack of memory reopens as soon as everything has been read, even
-    while `max_unacked` leaves no room.
+    """A subscription paused for lack of memory reopens once all events have been read, even if
+    missing acks leave no room.
     """
     script = streaming(limits=Limits(max_bytes=10, max_unacked=4))
     script.read(events(2))
@@ -232,7 +230,7 @@ def test_missing_acks_end_the_subscription_with_an_error(limits: Limits) -> None
 
 
 def test_credit_is_limited_by_max_unacked() -> None:
-    """No more events are requested than may be unacked; acks make room for as many again."""
+    """No more than `max_unacked` events are requested, and each ack makes room for another."""
     script = streaming(limits=Limits(max_unacked=4))
     assert script.protocol.health().outstanding == 4
     script.read(events(2, 3, 4, 5, pending=0))

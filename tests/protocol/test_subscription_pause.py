@@ -64,9 +64,7 @@ def test_repeated_pause_and_resume_do_nothing() -> None:
 
 
 def test_commits_continue_while_paused() -> None:
-    """Acked positions are committed during a pause, each after the answer to the
-    previous commit.
-    """
+    """Acked positions are still committed during a pause, one commit at a time."""
     script = streaming()
     script.read(events(2, 3))
     pause(script)
@@ -103,8 +101,10 @@ def test_error_takes_precedence_over_a_pause() -> None:
 
 
 def test_pause_before_start_and_after_end() -> None:
-    """A subscription paused before its start begins with one requested event; after the end `pause`
-    and `resume` do nothing."""
+    """If a subscription is paused before it starts, its stream opens with a request for one event.
+
+    After its end, `pause` and `resume` do nothing.
+    """
     script = Script(EARLIEST)
     assert pause(script) == []
     assert script.start() == [OpenStream(1, 1, EARLIEST)]

@@ -10,8 +10,7 @@ from sfpubsub.protocol.window import Window
 
 
 def opened(room: int = 100) -> Window:
-    """Return a window that was opened with this room (the number of events that may be in
-    flight)."""
+    """Return a window whose stream was opened with room for *room* events."""
     window = Window()
     window.open(room)
     return window
@@ -23,8 +22,7 @@ def test_open_requests_all_events_there_is_room_for() -> None:
 
 
 def test_open_without_room_requests_one_event() -> None:
-    """The first request of a stream must request at least one event, so it requests one even
-    without room."""
+    """Even without room, a new stream requests one event, since it cannot open with 0."""
     assert Window().open(0) == 1
 
 
@@ -71,7 +69,7 @@ def test_excess_events_leave_no_negative_credit() -> None:
 
 
 def test_commit_answer_without_pending_count_is_not_starving() -> None:
-    """A response without a pending count does not mean that nothing is pending."""
+    """A response without a pending count does not make the window count as starving."""
     window = opened()
     window.received(0, None)
 
@@ -79,8 +77,7 @@ def test_commit_answer_without_pending_count_is_not_starving() -> None:
 
 
 def test_lost_credit_is_detected_by_the_reserve() -> None:
-    """If the service reports nothing pending while credit is counted as outstanding, the answer to
-    the reserve corrects the count."""
+    """If credit was lost, the response to the reserve corrects the number of outstanding events."""
     window = opened()
     window.received(40, 0)
     assert window.grant(100, 100) == 0
@@ -93,9 +90,9 @@ def test_lost_credit_is_detected_by_the_reserve() -> None:
 
 
 def test_request_in_transit_is_not_lost_credit() -> None:
-    """A pending count of 0 that was sent before the last request arrived loses no credit.
+    """A pending count of 0 that was sent before the last request arrived does not mean lost credit.
 
-    The answer to the reserve includes that request.
+    The response to the reserve includes that request, so its events still count as outstanding.
     """
     window = opened()
     window.received(51, 49)
@@ -108,8 +105,11 @@ def test_request_in_transit_is_not_lost_credit() -> None:
 
 
 def test_pending_count_is_ignored_after_a_grant() -> None:
-    """If more events are requested after the reserve, the next pending count may not include them,
-    so it is ignored; otherwise over 100 events would be requested."""
+    """A pending count received after a further request may not include that request, so it is
+    ignored.
+
+    Otherwise, more than 100 events would be requested.
+    """
     window = opened()
     window.received(95, 0)
     assert window.grant(0, 0) == 0
@@ -122,9 +122,8 @@ def test_pending_count_is_ignored_after_a_grant() -> None:
 
 
 def test_reserve_keeps_the_count_within_the_window() -> None:
-    """With 100 events outstanding and none reported as pending, the reserve is requested.
-
-    The count stays 100.
+    """If nothing is pending while 100 events count as outstanding, requesting the reserve leaves
+    the count at 100.
     """
     window = opened()
     window.received(0, 0)
@@ -173,8 +172,9 @@ def test_shrinking_room_delays_further_requests() -> None:
 def test_outstanding_events_stay_between_1_and_100(
     steps: list[tuple[int, int | None, int]],
 ) -> None:
-    """Whatever the service reports, and whatever the room, 1 to 100 events are counted as
-    outstanding."""
+    """The count of outstanding events stays between 1 and 100, for any room and any pending count
+    that the service reports.
+    """
     window = opened()
     for count, pending, room in steps:
         window.received(count, pending)
@@ -186,10 +186,7 @@ def test_outstanding_events_stay_between_1_and_100(
 
 @given(outstanding=st.integers(1, 100), room=st.integers(0, 200))
 def test_ample_credit_prevents_requests_for_any_room(outstanding: int, room: int) -> None:
-    """If credit is ample, no amount of room causes a request, so the room need not be computed.
-
-    Otherwise, a room of 100 does.
-    """
+    """If `ample` is true, no amount of room causes a request; otherwise, a room of 100 does."""
     window = opened(outstanding)
     if window.ample:
         assert window.grant(room, room) == 0

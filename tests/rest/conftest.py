@@ -35,7 +35,10 @@ def reader(org: EmulatorServer) -> OrgReader:
 
 @pytest.fixture
 def told() -> Iterator[Callable[[Callable[[Request], Reply]], tuple[Host, OrgReader]]]:
-    """Return a factory for a host that answers as given, and a reader of it with short delays."""
+    """Return a function that starts a host with a given request handler.
+
+    It returns the host and an `OrgReader` for it, which uses short delays.
+    """
 
     with contextlib.ExitStack() as stack:
 

@@ -185,7 +185,9 @@ def test_messages_are_delivered_in_order_before_the_end(serve: Any, way: str) ->
 
 
 def test_all_messages_are_delivered_before_a_failure(serve: Any, way: str) -> None:
-    """If the service ends a stream during sends, its last messages and its status still arrive."""
+    """If the service ends a stream during sends, the client still gets its last messages and
+    status.
+    """
 
     def script(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         next(requests)

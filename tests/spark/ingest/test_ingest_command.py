@@ -297,8 +297,9 @@ def jvms_of(mark: str) -> list[int]:
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow)],
 )
 def test_signal_while_spark_starts_ends_the_command_cleanly(tmp_path: Path, number: int, code: int):
-    """Ctrl-C, which reaches all processes of a terminal, or SIGTERM ends the command once Spark has
-    started. It leaves no traceback, Java process or table behind.
+    """If Ctrl-C or SIGTERM arrives while Spark is starting, the command ends after the start.
+
+    It leaves no traceback, Java process or table behind.
     """
     mark = f"SFTEST_MARK={tmp_path}"
     process = subprocess.Popen(
@@ -495,9 +496,7 @@ def test_documented_command_lines_parse():
 
 
 def test_every_option_key_and_column_is_documented():
-    """The documentation page lists the command's options, the keys and endings of its summary, and
-    the columns of the sidecar tables.
-    """
+    """The documentation page names the options, summary keys, endings and sidecar columns."""
     for option in ingest.params:
         if option.name not in OPTIONS and option.name not in ("master", "on_undecodable"):
             assert option.opts[0] in PAGE, f"{option.opts[0]} is not on the page"

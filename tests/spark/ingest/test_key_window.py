@@ -43,9 +43,7 @@ def key(number: int) -> bytes:
 
 
 def mark(number: int, now: float) -> int:
-    """Return the mark of a key: a number in the upper bits, and the hour of the write in the lower
-    20.
-    """
+    """Return a key's mark: *number* plus one, followed by 20 bits for the hour of *now*."""
     return (number + 1) << 20 | hour_of(now)
 
 
@@ -270,8 +268,9 @@ def test_restart_reads_only_rows_newer_than_the_runs(tmp_path: Path, small: None
 
 
 def test_keys_from_an_earlier_process_are_known_but_not_sure(tmp_path: Path, small: None):
-    """The rows of keys in an earlier process's runs may have been deleted, so these keys are not
-    `sure`. Keys loaded from the table are `sure`, but have no mark.
+    """Keys from an earlier process's runs are not `sure`, because their rows may have been deleted.
+
+    Keys loaded from the table are `sure`, but their marks contain only the hour.
     """
     window, table = KeyWindow("t", tmp_path / "keys", LENGTH), Table()
     table.fill(window, START)
@@ -372,8 +371,9 @@ def test_maximum_of_keys_holds_while_a_table_is_loaded(tmp_path: Path, small: No
 def test_two_processes_do_not_share_a_directory(
     tmp_path: Path, small: None, caplog: pytest.LogCaptureFixture
 ):
-    """A second window uses a temporary directory and deletes it at the end, because a writer that
-    has lost its table may still be using the first one.
+    """If a directory is in use by another window, the second one uses a temporary directory.
+
+    It logs a warning, and deletes the temporary directory when it is closed.
     """
     first, table = KeyWindow("t", tmp_path / "keys", LENGTH), Table()
     table.fill(first, START)
@@ -421,8 +421,9 @@ def test_full_disk_raises_and_loses_no_keys(
 
 
 def test_lengthened_window_reports_only_what_it_covers(tmp_path: Path, small: None):
-    """A window that used to be shorter reports only the time it really covers, so that older keys
-    are looked up in the table.
+    """A lengthened window reports only the time that its keys really cover.
+
+    Older keys are looked up in the table.
     """
     window, table = KeyWindow("t", tmp_path / "keys", 2 * HOUR), Table()
     times = [START - n * 600.0 for n in reversed(range(60))]
@@ -557,9 +558,9 @@ GROWN = """
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's figures")
 def test_300_million_keys_would_take_less_than_500_mb(tmp_path: Path):
-    """A process measures the memory of 30 million keys, which is extrapolated to 300 million: a
-    fixed part, plus filters and indexes that grow with the keys, plus an eighth of these for the
-    filter that a merge builds.
+    """300 million keys would take at most 500 MB, as extrapolated from 30 million.
+
+    The estimate adds an eighth to the filters and indexes, for the filter that a merge builds.
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(GROWN), str(tmp_path)],

@@ -87,9 +87,9 @@ def test_sources_share_one_commit_with_all_positions(open_writer, table, format_
 
 
 def test_sources_can_be_added_and_dropped(open_writer, table, format_):
-    """A source can be added to a table by a run that includes one the table already has.
+    """A run can add a source if it also includes one that the table already has.
 
-    A source that is left out of some runs keeps its position.
+    A source that is left out of a run keeps its position.
     """
     open_writer(topic=TOPIC).write(batch_of(range(3)))
     with pytest.raises(ConfigurationError, match=f"belongs to topic {TOPIC}.*not to topic {OTHER}"):
@@ -111,10 +111,9 @@ def test_sources_can_be_added_and_dropped(open_writer, table, format_):
 
 
 def test_undecodable_event_excludes_only_its_own_source(open_writer, table, format_):
-    """With the policy `fail`, a source's part that contains an undecodable event is not written at
-    all.
+    """With the policy `fail`, a part that contains an undecodable event is not written at all.
 
-    The other sources' parts are written, even an event that the failed part also contains.
+    Other sources' parts are written, including events that the failed part also contains.
     """
     writer = open_writer(topic=[TOPIC, OTHER], on_undecodable="fail")
     bad = RawEvent("bad", "schema-1", b"\xff", replay_id(8))
@@ -127,9 +126,9 @@ def test_undecodable_event_excludes_only_its_own_source(open_writer, table, form
 
 
 def test_conflicts_are_counted_and_stored_by_source(open_writer, spark, table, format_):
-    """Conflicts with stored rows are counted by source, as are events that another source delivered
-    in a different encoding. A part that is not written adds no conflicts, because its events are
-    redelivered.
+    """Conflicting and re-encoded events are counted separately for each source.
+
+    A part that is not written adds no conflicts, because its events will be redelivered.
     """
     writer = open_writer(topic=[TOPIC, OTHER], on_undecodable="fail")
     writer.write_parts([part(TOPIC, [1])])

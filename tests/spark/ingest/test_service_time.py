@@ -59,9 +59,10 @@ def test_events_older_than_the_retention_contradict_the_clock(times: Times, capl
 def test_clock_more_than_an_hour_ahead_of_the_service_is_not_trusted(
     times: Times, ahead: float, is_believed: bool, caplog
 ):
-    """The service reports its time with each commit.
+    """If the clock is over an hour ahead of the service's time, it is not used.
 
-    If the clock is more than an hour ahead of it, that time plus the time since then is used.
+    The time is then the service's last reported time plus the time since that report; a warning is
+    logged.
     """
     service = times.service_time()
     service.record(NOW)
@@ -75,7 +76,7 @@ def test_clock_more_than_an_hour_ahead_of_the_service_is_not_trusted(
 
 
 def test_newer_service_time_replaces_an_older_one(times: Times):
-    """If a newer service time agrees with the clock, the clock is trusted again."""
+    """Once a newer service time agrees with the clock, the clock is trusted again."""
     service = times.service_time()
     service.record(NOW)
     times.now = NOW + 365 * DAY

@@ -52,7 +52,7 @@ class Clock:
 
 
 def commit(rows: int, first: int = 0) -> Commit:
-    """Return a commit of *rows* rows, the first of which has the number *first*."""
+    """Return a commit record for *rows* rows, which are numbered from *first*."""
     return Commit(MANAGED, "0a", rows, rows, 0, 0, 0, 1, first, first + rows - 1)
 
 
@@ -250,7 +250,7 @@ def test_quarantine_on_a_hadoop_file_system_has_no_duplicates(spark, tmp_path: P
 
 @pytest.mark.skipif(TABLE_FORMAT != "iceberg", reason="only Iceberg has catalogs, with PySpark 4.1")
 def test_sidecars_of_a_catalog_table_are_at_its_location(spark):
-    """The sidecars of a table in a catalog are written and read by the table's name."""
+    """The sidecars of a catalog table can be written and read using only the table's name."""
     name = "shop.sidecars.orders"
     spark.sql(f"CREATE TABLE {name} (x INT) USING iceberg")
     sidecars = Sidecars(spark, Destination.parse(name, "iceberg"))

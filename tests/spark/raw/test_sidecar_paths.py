@@ -65,8 +65,10 @@ def sidecar_texts(table: Path) -> dict[str, str]:
 
 
 def test_a_new_parquet_table_contains_no_sidecars(table: Path):
-    """They are kept in a hidden directory beside it, even if the table is reached through a link; a
-    Delta table keeps them inside.
+    """A new Parquet table's sidecars are in a hidden directory beside it, even if it is opened
+    through a link.
+
+    A Delta table's sidecars are inside the table.
     """
     place, _ = claim_table(table, TOPIC)
     assert place == table.parent / ".orders.sfpubsub"
@@ -85,9 +87,7 @@ class Killed(BaseException):
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Patch `os` so that call number *step* of those that change the disk raises `Killed`
-    instead.
-    """
+    """Patch `os` so that the disk-changing call number *step*, counted from 1, raises `Killed`."""
     left = [step]
 
     def dying(function: Callable) -> Callable:
@@ -177,7 +177,10 @@ def test_moving_the_sidecars_of_an_old_table_survives_a_kill_at_any_step(
 
 
 def test_an_old_table_resumes_and_its_sidecars_stay_readable(spark: SparkSession, tmp_path: Path):
-    """Sidecars can be read before and after the move, and new rows keep the old partitioning."""
+    """After an upgrade, the table resumes at its position, and new rows keep the old partitioning.
+
+    Its sidecars can be read both before and after they are moved out of the table.
+    """
     table = tmp_path / "orders"
     place = Destination.parse(table, "parquet")
     with EventWriter(spark, table, topic=TOPIC_NAME) as writer:
@@ -201,8 +204,10 @@ def test_an_old_table_resumes_and_its_sidecars_stay_readable(spark: SparkSession
 
 
 def test_a_chosen_staging_directory_is_stored_in_the_table(table: Path, tmp_path: Path):
-    """Readers and later starts need no option to find it; another directory is rejected until the
-    sidecars have been moved there."""
+    """Readers and later starts find the chosen directory without an option.
+
+    Another directory is rejected until the sidecars have been moved there.
+    """
     other = tmp_path / "other"
     place, _ = claim_table(table, TOPIC, other)
     assert place == other / ".orders.sfpubsub"
@@ -218,7 +223,10 @@ def test_a_chosen_staging_directory_is_stored_in_the_table(table: Path, tmp_path
 
 
 def test_two_tables_cannot_share_a_sidecar_directory(table: Path, tmp_path: Path):
-    """Each would delete the other's staged files; a deleted table's directory can be reused."""
+    """A directory that holds the sidecars of one table is rejected for another.
+
+    Once the first table has been deleted, the directory can be reused.
+    """
     other = tmp_path / "other"
     claim_table(table, TOPIC, other)
     namesake = tmp_path / "more" / "orders"
@@ -231,7 +239,10 @@ def test_two_tables_cannot_share_a_sidecar_directory(table: Path, tmp_path: Path
 
 
 def test_a_staging_directory_inside_the_table_is_rejected(table: Path):
-    """Readers of the directory tree would find its files, even under a hidden name."""
+    """A staging directory inside the table is rejected, even under a hidden name.
+
+    Readers that scan the table's directory would find its files.
+    """
     for inside in (table, table / ".staging"):
         place = Destination.parse(table, "parquet", inside)
         with pytest.raises(ConfigurationError, match="is inside the table"):

@@ -98,8 +98,10 @@ def test_the_pickled_sink_contains_no_credential(run_emulator, monkeypatch):
 def test_rows_of_frames_and_queries_are_published(
     spark: SparkSession, run_emulator, connect, tmp_path
 ):
-    """Each row becomes an event, even if rows are equal; repeated publish requests and batches
-    reuse their ids, and neither plan nor checkpoint contains the access token."""
+    """Batch writes and streaming queries publish every row, even if rows are equal.
+
+    Retries reuse the event ids, and neither the plan nor the checkpoint contains the access token.
+    """
     emulator = run_emulator()
     settings = settings_file(emulator, tmp_path / "sink.toml")
     spark.dataSource.register(PubSubDataSource)
@@ -171,7 +173,7 @@ def test_the_counts_of_all_tasks_are_added_and_logged(caplog, streamed):
 
 
 def test_a_task_without_rows_does_not_sign_in(monkeypatch):
-    """A small batch has many empty tasks, and each sign-in would count against the org's limits."""
+    """A task without rows does not sign in, because sign-ins count against the org's limits."""
     monkeypatch.delenv("SFPUBSUB_ACCESS_TOKEN", raising=False)
     published = EventSink(SinkOptions(TOPIC), ["City__c"], "w").write(iter(()))
     assert published.accepted == 0
