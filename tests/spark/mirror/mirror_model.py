@@ -61,7 +61,7 @@ class MirrorMachine(RuleBasedStateMachine):
         is_next=st.booleans(),
     )
     def write(self, kind: str, which: int, is_next: bool) -> None:
-        """Create, change, delete or undelete records, with complete change events."""
+        """Create, update, delete or undelete records, each reported by an event."""
         if is_next:
             self.org.commit()
         value = f"v{len(self.org.bus)}"
