@@ -103,7 +103,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def package_of(path: Path) -> str:
-    """Return the first-level package or module of sfpubsub that contains this file."""
+    """Return the first-level package or module of sfpubsub that contains the file *path*."""
     return path.relative_to(SRC).parts[0].removesuffix(".py")
 
 

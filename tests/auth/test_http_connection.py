@@ -22,7 +22,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 @dataclass
 class Served:
-    """A server that counts its connections, and responds while `answers` is set."""
+    """A server that counts its connections, and holds back responses until `answers` is set."""
 
     url: str = ""
     connections: int = 0
@@ -43,7 +43,7 @@ class Served:
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    """Run a `Served` server that answers at once until a test clears `answers`."""
+    """Run a `Served` server whose `answers` is set, so that it responds at once."""
     found = Served()
     found.answers.set()
     with raw_host(found.talk) as found.url:
@@ -110,7 +110,7 @@ def test_after_an_error_a_new_connection_is_opened(served: Served) -> None:
 
 
 def test_a_token_is_not_sent_in_plaintext_to_another_machine() -> None:
-    """A token in a request to an ``http`` URL of another machine raises a configuration error."""
+    """Sending a token to an ``http`` URL of another machine raises a configuration error."""
     connection = HttpConnection(HttpClient(), CookieJar(), 1024)
     with pytest.raises(ConfigurationError, match="plaintext"):
         post(connection, "http://example.com")

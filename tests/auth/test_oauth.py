@@ -37,7 +37,10 @@ ORG = "00D000000000001EAA"
 
 
 def answer(url: str, **changed) -> dict:
-    """Return a token response as Salesforce sends it; a changed field that is None is left out."""
+    """Return a token response in Salesforce's form, with the fields in *changed* replaced.
+
+    A field whose new value is None is left out.
+    """
     found = {
         "access_token": TOKEN,
         "instance_url": url,
@@ -326,14 +329,17 @@ def test_the_organisation_is_read_from_the_token(host, http, reply):
 
 
 def test_the_organisation_is_taken_from_the_setting(host, http):
-    """If no response contains the organisation, the value of the setting is used as it is."""
+    """If no response contains the organisation, the configured one is used unchanged."""
     userinfo(host, Reply(403), access_token="opaque")
     given = "core/acme/00D000000000009"
     assert credentials(host, http, tenant_id=given).get_session(None).tenant_id == given
 
 
 def test_an_unknown_organisation_raises(host, http):
-    """The error names the setting; if ``userinfo`` is down, the error can be retried instead."""
+    """If no source provides the organisation, the error names the setting to use.
+
+    If ``userinfo`` is unavailable, a retryable error is raised instead.
+    """
     userinfo(host, Reply(403), access_token="opaque")
     with pytest.raises(ConfigurationError, match="SFPUBSUB_TENANT_ID"):
         credentials(host, http).get_session(None)
@@ -352,8 +358,9 @@ def test_a_tenant_setting_of_another_org_raises(host, http, given):
 
 @pytest.mark.parametrize("given", [ORG, ORG[:15], f"core/acme/{ORG}", "00D000000000001XYZ"])
 def test_a_tenant_setting_of_the_same_org_is_accepted(host, http, given):
-    """An organisation may be configured with 15 or 18 characters, or in the form
-    ``core/name/id``.
+    """A setting with the session's organisation ID is accepted in any form and used as given.
+
+    It may have 15 or 18 characters, or the form ``core/name/id``.
     """
     assert credentials(host, http, tenant_id=given).get_session(None).tenant_id == given
 
@@ -607,9 +614,9 @@ def test_a_malformed_http_response_raises(sent):
 
 @pytest.mark.parametrize("row", REFUSALS, ids=lambda row: f"{row.error}-{row.words}".strip("-"))
 def test_each_row_of_the_refusals_table_is_matched(row):
-    """Each row is matched by its own code and text.
+    """A response with the error code and text of a row in the refusals table selects that row.
 
-    Its error contains the service's code and description, and what to check.
+    The resulting error contains the service's code and description, and what to check.
     """
     description = f"It says: {row.words.upper()}." if row.words else "other"
     found = {"error": row.error, "error_description": description}

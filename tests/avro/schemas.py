@@ -103,7 +103,10 @@ def changes() -> list[dict[str, Any]]:
 
 
 class Maker:
-    """Creates random events that look like Salesforce's, using the types and docs of a schema."""
+    """Creates random events for Avro schemas, with values like those that Salesforce sends.
+
+    The values depend on the type and doc of each field.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -175,7 +175,10 @@ MEMBER = {"eventChannel": "A__chn", "selectedEntity": "AccountChangeEvent"}
 
 
 def answering(channels: object, metadata: object) -> Callable[[Request], Reply]:
-    """Return a handler that answers queries with *channels* or one member with *metadata*."""
+    """Return a handler that responds to queries for channel members and for channels.
+
+    Member queries return one row with *metadata*; all other queries return the rows *channels*.
+    """
 
     def answer(request: Request) -> Reply:
         if "+FROM+PlatformEventChannelMember" in request.path.replace("%20", "+"):
@@ -223,7 +226,7 @@ def test_names_are_read_from_metadata(org):
     ],
 )
 def test_malformed_channel_answer_is_a_protocol_error(org, channels, metadata):
-    """A malformed answer raises an error instead of returning a channel."""
+    """A malformed response to a query for channels or their members raises RemoteProtocolError."""
     with pytest.raises(RemoteProtocolError):
         EventChannels(org(answering(channels, metadata)), "60.0").channels()
 
@@ -239,7 +242,7 @@ def test_malformed_limits_are_a_protocol_error(org, answer):
 
 
 def test_usage_by_event_is_none_without_enhanced_usage_metrics(org):
-    """Without Enhanced Usage Metrics, an org lacks the columns, and the usage is None.
+    """The usage by event is None if the org does not know the column EventName.
 
     Any other refusal, or a malformed row, raises an error.
     """

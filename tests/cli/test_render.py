@@ -82,8 +82,9 @@ def test_two_schemas_with_one_id_do_not_share_cached_parts():
 
 
 def test_cache_of_common_parts_is_bounded():
-    """A schema that cannot be fetched is a new object for each response, but the cache keeps to its
-    limit. Decoding such an event raises an error.
+    """The cache keeps to its limit even if every event has a new, unavailable schema.
+
+    Decoding such an event raises DecodeError.
     """
     lines = EventLines(raw=True)
     for number in range(2 * MAX_SCHEMAS + 1):

@@ -57,7 +57,7 @@ def test_v_logs_each_step_of_a_healthy_subscription(emulator, capsys):
 
 
 def test_vv_logs_every_request_and_response(emulator, capsys):
-    """With -vv, each request, response, commit and commit answer is a DEBUG line."""
+    """With -vv, each request, response, commit and commit response is logged at DEBUG level."""
     said = stderr_lines(capsys, "-vv")
     about = f"DEBUG sfpubsub.transport: response for {NAME}: 4 events, "
     assert len([line for line in said if line.startswith(about)]) >= 3
@@ -71,9 +71,9 @@ def test_vv_logs_every_request_and_response(emulator, capsys):
 
 
 def test_no_log_message_contains_a_secret(emulator, capsys, caplog):
-    """The run reaches every log call with arguments in two modules.
+    """No log message of a run with -vv contains an access token or a payload.
 
-    No message contains a token or a payload.
+    The run must reach every log call with arguments in the modules `channel` and `service`.
     """
     stderr_lines(capsys, "-vv")
     reached = set()

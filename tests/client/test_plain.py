@@ -43,7 +43,10 @@ class MemoryStore(ReplayStore):
 
 
 def test_start_positions(run_emulator, connect):
-    """Starting at "earliest" delivers all events, at a replay id later ones, by default none."""
+    """A subscription at "earliest" delivers all events, and one at a replay ID only later ones.
+
+    By default, it delivers only events published after it starts.
+    """
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(5))
     client = connect(emulator)
@@ -258,7 +261,7 @@ def test_closed_client_rejects_calls(run_emulator, connect):
 
 
 def test_nothing_is_handed_out_after_a_drain(run_emulator, connect):
-    """A batch that was still waiting for its schema is dropped as well."""
+    """Draining also drops a batch that is still waiting for its schema."""
     plan = FaultPlan([Fault("refuse", rpc="GetSchema", error_code="schema.api.unavailable")])
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(1))
@@ -271,7 +274,7 @@ def test_nothing_is_handed_out_after_a_drain(run_emulator, connect):
 
 
 def test_invalid_ack_mode_opens_no_stream(run_emulator, connect):
-    """The mistake is reported before anything is opened."""
+    """An invalid value of `ack` raises a configuration error before a stream is opened."""
     client = connect(run_emulator())
     with pytest.raises(ConfigurationError, match="manual"):
         client.subscribe(TOPIC, ack="sometimes")
@@ -279,8 +282,10 @@ def test_invalid_ack_mode_opens_no_stream(run_emulator, connect):
 
 
 def test_subscription_decodes_only_the_requested_fields(run_emulator, connect, tmp_path):
-    """Plain and managed subscriptions decode the requested fields and the event time, with every
-    policy. The raw event stays whole, and an invalid list of fields is an error.
+    """With `fields`, events contain only the requested fields and the event time.
+
+    This applies to plain and managed subscriptions and to every `on_undecodable` policy. The raw
+    payload stays complete. An invalid list of fields raises a configuration error.
     """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))

@@ -37,8 +37,9 @@ class Held:
         return found
 
     def collect(self, count: int) -> list[int]:
-        """Read batches until at least *count* events have arrived, and return their order
-        numbers.
+        """Read batches until at least *count* events have arrived.
+
+        Return the values of ``Order_Number__c`` in these events.
         """
         seen: list[int] = []
         while len(seen) < count:
@@ -94,7 +95,7 @@ class Held:
 
 
 def numbers(batch: EventBatch) -> list[int]:
-    """Return the order numbers of a batch's events."""
+    """Return the values of ``Order_Number__c`` in a batch's events."""
     return [int(event.value["Order_Number__c"]) for event in batch]
 
 

@@ -131,7 +131,7 @@ def test_clock_shows_and_advances_the_time(command, running):
 
 
 def test_no_emulator_at_the_url_is_an_error(command):
-    """If no emulator answers, the command exits with code 1, and the error names the URL."""
+    """If no emulator responds, the command exits with code 1, and the error names the URL."""
     code, output = command("topics", "--url", "http://127.0.0.1:1")
     assert code == 1
     assert "no emulator answers at http://127.0.0.1:1" in output

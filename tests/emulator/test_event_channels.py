@@ -173,9 +173,9 @@ def shared(tmp_path_factory: Any) -> Any:
 
 
 def test_unknown_channels_and_members_are_not_found(shared):
-    """Unknown ids of channels and members return 404.
+    """Requests for unknown channels and members return 404, or 401 without a token.
 
-    So do API versions that lack these objects. A request without a token returns 401.
+    API versions that lack these objects reject creating and querying them.
     """
     for path in (f"{CHANNEL}/0YLSB0000000099AAA", f"{MEMBER}/0v8SB0000000099"):
         for method in ("GET", "DELETE", "PATCH"):

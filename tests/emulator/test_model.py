@@ -56,7 +56,7 @@ def test_ten_byte_replay_id(position):
 
 @given(garbage=st.binary(max_size=30))
 def test_random_bytes_are_not_a_valid_position(garbage):
-    """Random bytes map to no position, or to one that a bus with few events has not reached."""
+    """Random bytes are either rejected as a replay ID or map to a position above 1000."""
     position = ReplayIds(10).read(garbage)
     assert position is None or position > 1000
 

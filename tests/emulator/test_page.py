@@ -88,9 +88,9 @@ class Updates:
         self.answer = self.connection.getresponse()
 
     def next(self, kind: str) -> dict[str, str]:
-        """Return the data of the next message of this kind.
+        """Wait for the next message of type *kind*, and return its data as a dict.
 
-        Its `mark` is the message's ID, or empty if there is none.
+        The key `mark` holds the message's ID; it is empty if the message has none.
         """
         fields: dict[str, str] = {}
         while True:
@@ -285,7 +285,10 @@ def test_open_page_is_not_counted_as_a_stream(org, updates):
 
 
 def test_open_pages_are_bounded(org, updates, monkeypatch):
-    """One page too many is rejected with status 503, until another page is closed."""
+    """When the maximum number of pages is open, another is rejected with status 503.
+
+    Once a page is closed, a new one is accepted.
+    """
     monkeypatch.setattr(listener, "_STREAMS", 1)
     until(lambda: not org._http._server._streams)
     stream = updates("/ui/clock/live")
@@ -445,7 +448,7 @@ def test_record_forms(org):
 
 
 def form_before(org, place):
-    """Return the hidden value in which a record's form stores what it showed."""
+    """Return the value of a record form's hidden field, which holds the values first shown."""
     return html.unescape(re.search(r'name="form-before" value="([^"]*)"', load(org, place))[1])
 
 

@@ -186,7 +186,10 @@ class Script:
 
 
 def streaming(start: StartPosition | None = None, **options: Any) -> Script:
-    """Return a script whose first stream has received keepalive 1; if managed, it is committed."""
+    """Return a script whose first stream has received a keepalive at position 1.
+
+    For a managed subscription, the commit of that position has been confirmed.
+    """
     script = Script(start, **options)
     script.start()
     script.respond(keepalive(1))

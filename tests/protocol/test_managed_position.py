@@ -20,7 +20,7 @@ from tests.protocol.scripted import NAME, events, keepalive, rid
 class Managed:
     """A managed position with its ledger, on its first stream.
 
-    Event numbers are sequence numbers.
+    The number of an event serves as its sequence number in the ledger.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Managed:
         self.new_stream()
 
     def take(self, response: Response) -> Gap | None:
-        """Process a response as the intake does; return the gap reported before it, or None."""
+        """Process a response; return the gap reported if it begins a stream, or None."""
         _, gap = self.position.began(response, self.last)
         self.last = response.position or self.last
         for raw in response.events:
@@ -89,8 +89,10 @@ def test_no_gap_if_a_stream_begins_right_after_the_commit() -> None:
 
 
 def test_gap_if_a_stream_begins_elsewhere() -> None:
-    """A stream that begins with another event than the one after the confirmed position reports one
-    gap, with both positions."""
+    """If a stream does not begin right after the confirmed position, one gap is reported.
+
+    It contains the confirmed position and the one where the stream began.
+    """
     managed = confirmed()
     managed.reopen()
 
@@ -109,8 +111,10 @@ def test_response_without_position_does_not_begin_a_stream() -> None:
 
 
 def test_gap_if_a_keepalive_skips_unacked_events() -> None:
-    """A stream that begins with a keepalive reports a gap if the ledger still has an unacked event,
-    because the service will not redeliver it."""
+    """If a stream begins with a keepalive while an event is unacked, a gap is reported.
+
+    The keepalive shows that the service will not redeliver that event.
+    """
     managed = confirmed()
     managed.reopen()
     gap = managed.take(keepalive(9))
@@ -132,8 +136,10 @@ def test_no_gap_after_all_events_were_committed() -> None:
 
 
 def test_gap_if_the_previous_stream_received_nothing() -> None:
-    """After a stream without any response, the next one reports a gap: if it began at LATEST,
-    events published in between were lost."""
+    """After a stream without any response, the next stream reports a gap.
+
+    If it began at LATEST, events published in between were lost.
+    """
     for response in (events(7), keepalive(7)):
         managed = Managed()
         managed.reopen()
@@ -143,8 +149,10 @@ def test_gap_if_the_previous_stream_received_nothing() -> None:
 
 
 def test_gap_if_the_previous_stream_received_only_a_keepalive() -> None:
-    """A keepalive whose commit was not sent or not answered does not confirm a position, so the
-    next stream reports a gap."""
+    """After a stream that received only a keepalive, the next stream reports a gap.
+
+    The keepalive confirms no position if its commit was not sent or got no response.
+    """
     managed = Managed()
     managed.take(keepalive(3))
     managed.reopen()
@@ -174,9 +182,11 @@ def test_no_gap_if_a_keepalive_repeats_the_last_position() -> None:
 
 @pytest.mark.parametrize("acked", [(), (1,), (1, 2)], ids=["none-acked", "one", "all"])
 def test_no_gap_if_the_stream_restarts_at_the_first_event(acked: tuple[int, ...]) -> None:
-    """If a reopened stream begins with the first event again, no gap is reported: the service
-    restarts the subscription there, as with EARLIEST. If a later stream begins elsewhere, a gap
-    with the reason "repositioned" is reported."""
+    """If a reopened stream begins with the first event again, no gap is reported.
+
+    The service restarts an uncommitted subscription there. A later stream that begins after all
+    known events is reported as a "repositioned" gap.
+    """
     managed = Managed()
     managed.take(events(1, 2))
     for each in acked:
@@ -217,8 +227,10 @@ def test_gap_if_received_events_are_not_redelivered(first: Response) -> None:
 
 
 def test_next_known_event_confirms_an_unanswered_commit() -> None:
-    """A stream that begins with the known event right after an unanswered commit confirms it: from
-    LATEST that event would not be sent."""
+    """An unanswered commit is confirmed if the next stream begins with the known event after it.
+
+    A stream from LATEST would not contain that event.
+    """
     managed = Managed()
     managed.take(events(1, 2))
     managed.send(1)
@@ -230,8 +242,10 @@ def test_next_known_event_confirms_an_unanswered_commit() -> None:
 
 @pytest.mark.parametrize("first", [events(9), keepalive(9)])
 def test_gap_if_the_commit_of_all_events_was_not_answered(first: Response) -> None:
-    """A stream that begins with something new may follow the unanswered commit or begin at LATEST,
-    so it reports a gap and leaves the commit unconfirmed."""
+    """If a stream begins after all events of an unanswered commit, a gap is reported.
+
+    The commit stays unconfirmed, because the stream may have begun at LATEST.
+    """
     managed = Managed()
     managed.take(events(1, 2))
     managed.send(1, 2)
@@ -245,8 +259,11 @@ def test_gap_if_the_commit_of_all_events_was_not_answered(first: Response) -> No
 
 
 def test_commit_of_all_events_is_confirmed_if_streams_restart_at_the_first_event() -> None:
-    """If earlier streams restarted at the first event, a stream that begins with a new event
-    confirms the unanswered commit."""
+    """A stream that begins with a new event confirms an unanswered commit of all events.
+
+    This requires that the previous stream restarted at the first event: had the commit been lost,
+    this one would have restarted there too.
+    """
     managed = Managed()
     managed.take(events(1, 2))
     managed.reopen()

@@ -29,7 +29,9 @@ def test_drop_before_a_position_at_latest_is_one_gap() -> None:
 
 
 def test_drop_after_receiving_a_position_reports_no_gap() -> None:
-    """No gap is reported when a stream drops if it has received a position or began at EARLIEST."""
+    """If a stream drops after receiving a position, or after starting at EARLIEST, no gap is
+    reported.
+    """
     anchored = Resume(NAME, LATEST, None)
     anchored.received(rid(1))
 

@@ -34,7 +34,10 @@ EARLIEST, LATEST = StartPosition.earliest(), StartPosition.latest()
 
 
 def acked(*numbers: int) -> Script:
-    """Return a managed subscription with these events read and acked, whose commit is in flight."""
+    """Return a managed subscription that has read and acked the events at positions *numbers*.
+
+    The commit of these acks is in flight.
+    """
     script = streaming()
     script.read(events(*numbers))
     script.ack(*numbers)
@@ -209,8 +212,11 @@ def test_expired_session_is_renewed_and_the_stream_reopened() -> None:
 
 
 def test_subscription_ends_after_ten_minutes_of_rejected_sessions() -> None:
-    """Renewed sessions that the service rejects are retried for 600 s, since permissions may need
-    minutes to take effect; then the error is retryable."""
+    """If the service keeps rejecting renewed sessions, the subscription ends after 600 s.
+
+    It retries that long because new permissions may take minutes to apply; the final error is
+    retryable.
+    """
     script = streaming()
     expired = failure(FailureKind.REAUTHENTICATE, SessionExpiredError("expired"))
     opened = 0
@@ -277,8 +283,10 @@ def test_reopened_quiet_stream_does_not_time_out() -> None:
 
 @pytest.mark.parametrize(("idle", "is_over"), [(69.0, True), (70.0, False)])
 def test_healthy_idle_stream_restarts_the_connection_timeout(idle: float, is_over: bool) -> None:
-    """A stream that was open for 70 s without a response shows that the connection works, so the
-    next failure starts a new connection timeout; a shorter one does not."""
+    """A failure after 70 s on an open stream without a response starts a new connection timeout.
+
+    After 69 s, the old timeout still applies, because the connection is not yet known to work.
+    """
     script = streaming(connection_timeout=60.0)
     script.end(failure())
     script.wait(1.0)
@@ -371,8 +379,10 @@ def test_idle_stream_with_pings_ends_an_outage() -> None:
 
 
 def test_stream_that_fails_its_first_ping_does_not_end_the_outage() -> None:
-    """A stream that fails after 61 s may have been dead from the start, because only an unanswered
-    ping shows it, so the connection timeout continues."""
+    """A stream that fails after 61 s does not restart the connection timeout.
+
+    It may have been dead from the start, because only an unanswered ping reveals a dead connection.
+    """
     script = streaming(connection_timeout=60.0)
     script.end(failure())
     script.wait(0.5)
@@ -396,8 +406,10 @@ def test_outage_without_pings_ends_only_with_a_response() -> None:
 
 
 def test_slot_reason_is_cleared_once_the_slot_is_obtained() -> None:
-    """After 70 s on a new stream, the slot held by another client is no longer the reported reason,
-    even without a response, because a rejection would have arrived long before."""
+    """After 70 s on a new stream, the health no longer reports a slot held by another client.
+
+    No response is needed, because a rejection would have arrived long before.
+    """
     script = streaming()
     held = failure(FailureKind.SLOT_HELD, SubscriptionBusyError("another stream is active"))
     script.end(held)
@@ -435,9 +447,9 @@ def test_unread_events_after_a_fatal_failure(start: StartPosition | None) -> Non
 def test_gap_only_if_the_failed_stream_may_have_begun(
     kind: FailureKind, after: float, gaps: int
 ) -> None:
-    """A stream rejected at once never began, so no gap is reported.
+    """After a failed stream, a gap is reported only if that stream may have begun.
 
-    One that failed in another way, or was open for over 30 s, may have begun at LATEST.
+    A stream never began if another client held the slot, or its session was rejected within 30 s.
     """
     script = Script()
     script.start()

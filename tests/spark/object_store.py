@@ -95,9 +95,10 @@ class ObjectStore:
 
 
 def _jars() -> dict[str, str]:
-    """Return the Spark setting that provides the jars: a class path if they are downloaded already.
+    """Return the Spark setting that provides the jars.
 
-    With any other setting, Spark would copy the jars, which are large.
+    Jars that are already downloaded go on the class path, because Spark would copy these large
+    files with any other setting.
     """
     jars = private_directory() / "ivy" / "jars"
     wanted = [_file(jars, package) for package in PACKAGES]

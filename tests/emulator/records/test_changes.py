@@ -46,7 +46,7 @@ def start_org(tmp_path, clock):
 
 
 def test_bitmaps_are_encoded_as_on_the_real_service():
-    """Two bitmaps that were captured from the real service are reproduced exactly.
+    """Bitmaps captured from the real service are reproduced exactly.
 
     If only parts of a compound field changed, there is no bitmap of whole fields.
     """
@@ -251,7 +251,10 @@ def test_removing_a_field_deletes_its_values(org, user):
 
 
 def test_the_same_change_of_several_records_is_one_event(start_org):
-    """Equal changes in a transaction share an event with up to `change_event_records` ids."""
+    """Equal changes of several records in a transaction are combined into one event.
+
+    An event contains at most `change_event_records` record ids.
+    """
     org, user = start_org(change_event_records=2)
     with org.records.transaction(user) as changing:
         for name in ("a", "b", "a", "a"):
@@ -398,9 +401,9 @@ def test_enriched_events_have_different_positions(org, user):
 
 
 def test_a_filter_can_compare_times(org, user):
-    """A channel filter can compare times with `>`, as a query can.
+    """The emulator's channel filters can compare times with `>`.
 
-    Salesforce accepts only equality.
+    Salesforce's channel filters can only test times for equality.
     """
     org.event_channels.create("Banks__chn", "data", "Banks")
     org.event_channels.add(

@@ -47,7 +47,11 @@ class FakeWriter:
 
 
 class FakeSidecars:
-    """Records gaps and commits, and logs them among the subscription's writes and acks."""
+    """Fake sidecars that record gaps and commits.
+
+    Each call is also logged in the subscription's log of writes and acks, so that tests can check
+    the order.
+    """
 
     def __init__(self, subscription: FakeSubscription) -> None:
         self.log = subscription.log
@@ -73,8 +77,8 @@ def job_of(subscription: FakeSubscription, **options):
 
 
 def test_events_are_acked_after_their_write_last_batch_first():
-    """The received batches are acked from last to first, so that the acked prefix moves once, to
-    its end.
+    """Received batches are acked from last to first, so that the position to resume from moves
+    once, to the end of the write.
     """
     subscription = FakeSubscription([3, 2])
     job, writer = job_of(subscription, batch_events=5, idle_timeout=5.0)
@@ -373,8 +377,10 @@ def test_error_in_a_callback_does_not_hide_a_failed_write(caplog):
 
 
 def test_fatal_gap_is_not_recorded_even_if_a_batch_follows():
-    """A gap that ends the subscription is not recorded, even if a batch received before it is
-    written after its detection. Earlier gaps are recorded.
+    """A gap that ends the subscription is not recorded, even if a batch is written after it is
+    detected.
+
+    Earlier gaps are recorded.
     """
     passed, ahead = Gap("unanchored", "/event/X__e"), Gap("rejected", "/event/X__e")
 

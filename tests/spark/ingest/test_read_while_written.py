@@ -97,7 +97,7 @@ class RepeatedRead:
 
 @contextmanager
 def reading(readers: list[RepeatedRead]) -> Iterator[None]:
-    """Read the table in threads during the block; the libraries release the GIL."""
+    """Run each reader in its own thread during the block."""
     ended = threading.Event()
     threads = [threading.Thread(target=reader.run, args=(ended,)) for reader in readers]
     with ExitStack() as started:

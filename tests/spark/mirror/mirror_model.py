@@ -61,7 +61,7 @@ class MirrorMachine(RuleBasedStateMachine):
         is_next=st.booleans(),
     )
     def write(self, kind: str, which: int, is_next: bool) -> None:
-        """Make a change that events report."""
+        """Create, update, delete or undelete records, each reported by an event."""
         if is_next:
             self.org.commit()
         value = f"v{len(self.org.bus)}"
@@ -181,11 +181,11 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @rule(redrives=st.booleans(), answers=st.booleans())
     def rest(self, redrives: bool, answers: bool) -> None:
-        """Deliver all events, wait for the margin, process the queue, and compare the mirror.
+        """Deliver all events, process the queue, and compare the mirror with the org.
 
         Args:
-            redrives: Whether undecodable events are redriven now rather than later.
-            answers: Whether requests in flight are answered now rather than later.
+            redrives: Whether undecodable events are redriven before the queue is processed.
+            answers: Whether requests in flight get their responses now rather than later.
         """
         self.job.deliver(len(self.org.bus))
         if redrives:

@@ -17,9 +17,10 @@ from tests.rest.support import QUICK
 
 
 def test_mirror_requires_a_user_who_sees_all_records(tmp_path: Path):
-    """Records that the user cannot see would count as deleted, so such objects raise an error.
+    """A user who may not see all records of the objects is rejected, since hidden records would
+    count as deleted.
 
-    An object name that is unknown or differs from the org's spelling is rejected.
+    An object name that is unknown or differs from the org's spelling is rejected too.
     """
     with EmulatorServer(tmp_path) as emulator:
         url, org = emulator.instance_url, emulator.tenant_id
@@ -46,9 +47,6 @@ def test_duration_is_converted_to_seconds(text: str, seconds: float):
 
 @pytest.mark.parametrize("text", ["", "soon", "-1h", "1w", "nan"])
 def test_invalid_duration_is_rejected(text: str):
-    """Arbitrary text, negative numbers and unknown units are usage errors.
-
-    Otherwise a typing error could become a schedule.
-    """
+    """Arbitrary text, negative numbers and unknown units are rejected as usage errors."""
     with pytest.raises(click.BadParameter, match="duration"):
         Duration().convert(text, None, None)

@@ -141,9 +141,9 @@ def test_an_unknown_table_format_is_rejected():
 
 
 def test_delta_and_iceberg_accept_urls_and_catalog_tables(tmp_path: Path):
-    """Delta and Iceberg accept URLs and dotted names; paths are directories.
+    """Delta and Iceberg accept URLs and the dotted names of catalog tables.
 
-    Parquet rejects URLs other than `file:`.
+    A path such as `./sales.orders` is a directory. Parquet rejects URLs other than `file:`.
     """
     url = Destination.parse("s3a://bucket/a/orders/", "delta")
     assert (url.address, url.local, url.name) == ("s3a://bucket/a/orders", None, "orders")
@@ -193,9 +193,9 @@ def test_sources_need_names_that_differ_in_more_than_case():
 
 
 def test_a_new_source_needs_an_existing_one_to_join_a_table(tmp_path: Path):
-    """A new source is rejected unless it joins together with an existing one.
+    """A new source is accepted only if an existing source of the table is given with it.
 
-    On its own, it may be due to a mistyped destination. Once it has joined, it may be used alone.
+    Given alone, it may mean that the destination was mistyped. Once added, it can be used alone.
     """
     claim_table(tmp_path, TOPIC)
     (tmp_path / "_position").mkdir()
@@ -208,7 +208,7 @@ def test_a_new_source_needs_an_existing_one_to_join_a_table(tmp_path: Path):
 
 
 def test_a_single_source_table_of_an_older_version_accepts_another(tmp_path: Path):
-    """An old `_table.json` that names a single source is still accepted."""
+    """A table whose old `_table.json` names a single source accepts a second source."""
     text = '{"layout": 2, "format": "parquet", "topic": "/event/A__e"}'
     (tmp_path / "_table.json").write_text(text)
     (tmp_path / "_position").write_text("")

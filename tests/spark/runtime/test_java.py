@@ -102,7 +102,10 @@ def test_the_shim_drops_one_argument_and_passes_on_the_others(tmp_path: Path, mo
 
 
 def test_a_shim_directory_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch):
-    """Its scripts are executed, so it is skipped; with no safe directory, an error is raised."""
+    """A directory that others can write to is skipped, because scripts in it are executed.
+
+    If no safe directory is left, an error is raised.
+    """
     cache = tmp_path / "cache"
     (cache / "sfpubsub").mkdir(parents=True)
     (cache / "sfpubsub").chmod(0o777)

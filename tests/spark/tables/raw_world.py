@@ -63,7 +63,7 @@ class Raw:
         """Write one batch.
 
         Args:
-            parts: Schema name, number of valid events and number of undecodable events, each.
+            parts: For each schema, its name and the numbers of valid and of undecodable events.
             received_at: When the events were received, in seconds since 1970 UTC.
         """
         events = []
@@ -97,7 +97,7 @@ class Raw:
         return EventTables(self.spark, self.path, self.typed, **more)
 
     def make(self, **more: Any) -> StepReport:
-        """Process all raw rows as a new process would; return the sum of the step reports."""
+        """Process all raw rows with newly opened tables; return the sum of the step reports."""
         with self.tables(**more) as tables:
             return sum(tables.run(), StepReport())
 
