@@ -192,7 +192,7 @@ def test_response_headers_before_the_first_message(start, tmp_path):
     ],
 )
 def test_refusals_say_what_is_wrong(client, rpc, first, suffix, said):
-    """The error text says which mistake was made, since one error code can stand for several."""
+    """The error text says what is wrong with the request; the error code may be ambiguous."""
     code, details, trailers = getattr(client, rpc)(**first).end()
     assert (code, trailers["error-code"]) == ("INVALID_ARGUMENT", PREFIX + suffix)
     assert said in details
