@@ -512,7 +512,7 @@ def test_any_response_gives_a_result_or_a_typed_error(serve):
 
 
 def test_a_truncated_or_slow_response_raises_an_error_in_time():
-    """A truncated response raises a typed error, and a response that trickles in times out."""
+    """A truncated response raises a typed error, and one that arrives too slowly times out."""
     starts = [
         b"",
         b"HTTP/1.1 200",

@@ -112,7 +112,7 @@ class Call(MemoryCall):
 
 
 class Script(MemoryTransport):
-    """A scripted service with one schema, whose GetSchema can be held up or made to fail."""
+    """A scripted service with one schema; a test can make its GetSchema wait or fail."""
 
     def __init__(self) -> None:
         super().__init__(schemas={"tick": SCHEMA}, topics={"/event/Tick__e": "tick"})
@@ -170,7 +170,7 @@ class DictStore(ReplayStore):
 
 
 class AsyncDictStore(AsyncReplayStore):
-    """An async replay store in a dict, whose calls a test can hold up."""
+    """An async replay store in a dict; a test can make its calls wait."""
 
     def __init__(self, start: StartPosition | None = None) -> None:
         self.start = start

@@ -142,7 +142,7 @@ def test_torn_write_leaves_the_old_positions(tmp_path):
 
 
 def test_kill_leaves_the_last_stored_position_or_the_next(tmp_path):
-    """The file is whole, and holds the last position for which `set` returned or the next one."""
+    """After a kill, the file holds the last position for which `set` returned, or the next one."""
     path = tmp_path / "positions.json"
     code = (
         "import sys; from sfpubsub import FileReplayStore, ReplayId\n"

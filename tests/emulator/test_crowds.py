@@ -95,7 +95,7 @@ def test_threads_end_when_their_streams_end(emulator):
 
 
 def test_workers_queue_tasks_beyond_their_number(monkeypatch):
-    """Two worker threads run five tasks. An exception reaches the future of its task.
+    """Two worker threads run five tasks; if a task raises an exception, its future does too.
 
     Shutting down ends both threads, even if they would otherwise wait for more tasks.
     """

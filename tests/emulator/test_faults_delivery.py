@@ -211,7 +211,7 @@ def test_late_activation_does_not_affect_other_presets(emulator, client):
 
 
 def test_a_keepalive_repeats_the_last_position(start):
-    """With `move_keepalive_tip`, a keepalive repeats the last event's position.
+    """The fault `move_keepalive_tip` makes one keepalive repeat the last event's position.
 
     The next keepalive has the current position.
     """
@@ -254,7 +254,7 @@ def test_a_keepalive_position_ahead_of_the_log_loses_no_event(start):
 
 
 def test_a_clock_jump_applies_to_all_deadlines(start):
-    """A clock jump of 73 hours triggers everything that was due in that time.
+    """A clock jump of 73 hours triggers every deadline within that time.
 
     Events expire, a keepalive is sent, and streams time out.
     """

@@ -1,5 +1,4 @@
-"""Tests of pages: encoded runs of events that all streams at the same position share, and that
-never contain lost events."""
+"""Tests of pages, which are runs of encoded events that streams at the same position share."""
 
 from __future__ import annotations
 
@@ -136,8 +135,10 @@ def test_cache_is_bounded(emulator, monkeypatch):
 
 
 def test_page_size_is_bounded(tmp_path):
-    """A page contains at least one event and no more bytes than `response_bytes` allows, and such a
-    page counts as full."""
+    """A page contains at least one event, and no more bytes than `response_bytes` allows.
+
+    A page that has reached this limit counts as full, so it is kept when new events arrive.
+    """
     with EmulatorServer(tmp_path, settings=Settings(response_bytes=500)) as emulator:
         emulator.publish(ACCOUNTS, [{}] * 4)
         pages = Pages(emulator.bus, emulator.settings)

@@ -237,7 +237,7 @@ def test_plot_spans_the_time_of_the_run_within_limits():
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_page_renders_cleanly_in_a_browser(served, tmp_path):
-    """The page works without scripts in two widths and both colour schemes.
+    """The page works without scripts, at two widths and in both colour schemes.
 
     Nothing overflows, all text has enough contrast, no other host is contacted, and the browser
     logs nothing.

@@ -91,7 +91,7 @@ class Recorded(SubscriptionProtocol):
 
 
 class RecordedScript(Script):
-    """A script whose subscription records its pairs of state and signal."""
+    """A test script whose subscription is a `Recorded`, which records pairs of state and signal."""
 
     make = Recorded
 
@@ -132,7 +132,7 @@ def paused() -> Script:
 
 
 def managed() -> Script:
-    """Return a streaming managed subscription with an acked event, whose commit is in flight."""
+    """Return a streaming managed subscription that has sent the commit of an acked event."""
     script = RecordedScript()
     script.start()
     script.read(events(1))

@@ -225,9 +225,9 @@ def test_the_compiled_parser_handles_ordinary_messages():
 
 
 def test_publish_requests_and_results_are_converted():
-    """Publish requests preserve order, ids and headers.
+    """A converted publish request preserves order, ids and headers.
 
-    Results preserve errors, and say which ones can be retried.
+    Converted results preserve errors, and say which of them can be retried.
     """
     events = [ProducerEvent("s", b"1", "a"), ProducerEvent("s", b"2", "b", (("key", b"value"),))]
     request = wire.publish_request("/event/X__e", events)

@@ -402,10 +402,7 @@ def test_a_condition_can_be_long(shared):
     ids=["deep", "long"],
 )
 def test_an_excessive_condition_is_malformed(shared, where):
-    """A condition that is nested too deeply, or whose pattern is too long for SQLite, is malformed.
-
-    Channel filters and bulk queries are long enough to reach these limits.
-    """
+    """A condition with too deep a nesting or too long a pattern fails with MALFORMED_QUERY."""
     with pytest.raises(RecordProblem) as found:
         shared.records.query(f"SELECT Id FROM Order__c WHERE {where}", shared.accounts.holder(""))
     assert found.value.code == "MALFORMED_QUERY"

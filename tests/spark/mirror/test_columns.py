@@ -68,9 +68,7 @@ def event_type(*fields: dict[str, Any], name: str = "Account") -> str:
 
 
 def plan(*schemas: str) -> Plan:
-    """Return the plan by which a typed table decodes events of these schemas, merged in
-    this order.
-    """
+    """Return a typed table's plan for decoding events of these schemas, merged in this order."""
     columns = pa.schema([])
     for text in schemas:
         columns = merge(columns, columns_of(text))
@@ -111,8 +109,9 @@ def test_described_types_map_to_column_types(name: str, described: Any, kind: pa
 
 
 def test_compound_fields_become_structs_of_their_parts():
-    """A read selects the parts of a compound field, and the struct's members have the names that
-    change events use.
+    """The parts of a compound field are read separately and become members of one struct column.
+
+    The members have the names that change events use.
     """
     site = [field(f"Site__{part}__s", compound_field_name="Site__c") for part in ("City", "Street")]
     columns = Columns.of(account(*site, field("Site__c", "address")))
