@@ -234,7 +234,7 @@ def test_topics_are_checked_for_the_documented_forms(topic, good):
 
 
 def test_an_invalid_preset_is_rejected_without_a_request(serve):
-    """A managed subscription's presets can only be LATEST or EARLIEST, so CUSTOM raises."""
+    """A preset other than LATEST or EARLIEST raises an error before any request is sent."""
     host, tooling = serve(Org("Orders"))
     for change in ({"default_replay": "CUSTOM"}, {"error_recovery_replay": "latest"}):
         with pytest.raises(ConfigurationError, match="LATEST or EARLIEST"):
@@ -276,7 +276,7 @@ def test_values_of_queries_are_escaped():
 
 
 class RenewingSessions:
-    """Supplies sessions, the first *void* of which are invalid."""
+    """Supplies a sequence of sessions: first *void* invalid ones, then a valid one."""
 
     def __init__(self, url: str, void: int) -> None:
         self.sessions = [Session(f"{TOKEN}{number}", url) for number in range(void)]
@@ -289,7 +289,10 @@ class RenewingSessions:
 
 
 def test_an_expired_session_is_renewed_once(serve):
-    """An expired session is replaced and the request repeated once; a second failure raises."""
+    """If the session has expired, it is replaced and the request is repeated once.
+
+    If the new session is rejected as well, an error is raised.
+    """
     host, _ = serve(Org("Orders"))
     provider = RenewingSessions(host.url, void=1)
     assert Tooling(provider, http=HttpClient()).show("Orders").developer_name == "Orders"
@@ -405,7 +408,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def put(value: Any, path: tuple[Any, ...], thing: Any) -> Any:
-    """Return `value` with `thing` at `path`, or without that part if it is LEFT_OUT."""
+    """Replace the part of `value` at `path` by `thing`, or remove it if `thing` is LEFT_OUT."""
     if not path:
         return thing
     key, *rest = path
@@ -509,7 +512,7 @@ def test_any_response_gives_a_result_or_a_typed_error(serve):
 
 
 def test_a_truncated_or_slow_response_raises_an_error_in_time():
-    """A truncated response raises a typed error, and a response that trickles in times out."""
+    """A truncated response raises a typed error, and one that arrives too slowly times out."""
     starts = [
         b"",
         b"HTTP/1.1 200",

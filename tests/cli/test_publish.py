@@ -52,7 +52,7 @@ def printed(capsys) -> list[dict]:
 
 @pytest.mark.parametrize("options", [[], ["--stream"], ["--stream", "--rate", "100000/s"]])
 def test_line_can_set_the_event_id(options, emulator, connect, file, capsys):
-    """The key _event describes the event and is not one of its fields.
+    """The key `_event` of an input line sets the event's id and headers; it is not a field.
 
     Results are printed in the order of the lines.
     """
@@ -125,7 +125,7 @@ def test_rate_must_be_a_positive_number(rate):
 
 
 def start_publish(emulator, *options, before=()) -> subprocess.Popen[str]:
-    """Start the command in a process of its own, which reads events from a pipe."""
+    """Start `sfpubsub publish` in a separate process that reads events from a pipe."""
     return subprocess.Popen(
         [
             sys.executable,
@@ -199,9 +199,9 @@ def test_ctrl_c_ignores_the_rate(emulator, connect):
 
 
 def test_unprinted_results_hold_back_publishing():
-    """Only a limited number of results may wait to be printed; beyond that, publishing blocks.
+    """Publishing blocks while too many results wait to be printed.
 
-    Once printing fails, nothing blocks any more.
+    Once printing fails, publishing is no longer blocked.
     """
     receipts: list[Future[PublishResult]] = [Future() for _ in range(MAX_UNPRINTED + 10)]
     put = []

@@ -1,4 +1,4 @@
-"""The asyncio client keeps the sync client's promises, and cancellation leaves nothing behind."""
+"""The asyncio client gives the sync client's guarantees, and cancellation leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def our_threads() -> list[str]:
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run *main* in bounded time, and check that it leaves no task, thread or executor behind."""
+    """Run *main* with a time limit, and check that it leaves no task, thread or executor behind."""
 
     async def guarded() -> Any:
         result = await asyncio.wait_for(main, 3 * PATIENCE)
@@ -87,7 +87,7 @@ def consumed(plan: FaultPlan) -> bool:
 
 
 async def collect(subscription: Any, count: int) -> list[int]:
-    """Take batches until there are at least *count* events, and return their numbers."""
+    """Read batches until they contain at least *count* events, and return the events' numbers."""
     seen: list[int] = []
     while len(seen) < count:
         batch = await subscription.next_batch(PATIENCE)
@@ -104,7 +104,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 
 
 class Call(MemoryCall):
-    """A stream that the service ends once the client has half-closed it."""
+    """A fake stream that ends when the client half-closes it, as the service would."""
 
     def half_close(self):
         super().half_close()
@@ -112,7 +112,7 @@ class Call(MemoryCall):
 
 
 class Script(MemoryTransport):
-    """A scripted service with one schema, whose GetSchema can be held up or made to fail."""
+    """A scripted service with one schema; a test can make its GetSchema wait or fail."""
 
     def __init__(self) -> None:
         super().__init__(schemas={"tick": SCHEMA}, topics={"/event/Tick__e": "tick"})
@@ -170,7 +170,7 @@ class DictStore(ReplayStore):
 
 
 class AsyncDictStore(AsyncReplayStore):
-    """An async replay store in a dict, whose calls a test can hold up."""
+    """An async replay store in a dict; a test can make its calls wait."""
 
     def __init__(self, start: StartPosition | None = None) -> None:
         self.start = start
@@ -227,9 +227,9 @@ def test_each_event_is_delivered_once_despite_drops(run_emulator):
 
 
 def test_asking_for_the_next_batch_acks_the_previous_one(run_emulator):
-    """Leaving the block commits the acked batches of a managed subscription.
+    """Asking for a batch acks the one before it, and closing the subscription commits the acks.
 
-    The last batch, which was not acked, is redelivered.
+    The last batch, which was never acked, is redelivered to the next subscription.
     """
     plan = FaultPlan([Fault("drop_stream", after_responses=3, times=2)])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=10))
@@ -497,7 +497,7 @@ def test_schema_fetch_is_retried_after_a_temporary_failure():
 
 
 def test_stream_failure_is_raised_while_a_schema_is_missing():
-    """If the stream fails while a batch waits for its schema, the failure is not swallowed."""
+    """If the stream fails while a batch waits for its schema, the failure is raised."""
     script = Script()
     script.errors = [StreamUnavailableError("down")] * 100
 
@@ -515,7 +515,7 @@ def test_stream_failure_is_raised_while_a_schema_is_missing():
 
 
 def test_sync_client_raises_stream_failure_while_a_schema_is_missing():
-    """In the sync client, too, the failure is not swallowed while a batch waits for its schema."""
+    """The sync client, too, raises a stream failure while a batch waits for its schema."""
     script = Script()
     script.errors = [StreamUnavailableError("down")] * 100
     with PubSubClient(SESSION, transport=script, timings=QUICK) as client:
@@ -643,7 +643,7 @@ def test_abort_discards_a_batch_that_waits_for_its_schema():
 
 
 def test_a_cancelled_commit_leaves_no_waiter(run_emulator):
-    """The late answer to a cancelled commit does no harm, and a further commit succeeds."""
+    """The late response to a cancelled commit does no harm, and a later commit succeeds."""
     emulator = run_emulator(settings=Settings(commit_answer_delay_s=0.2))
     emulator.publish(TOPIC, orders(2))
 
@@ -695,7 +695,7 @@ def test_cancellation_commits_finished_batches_only(run_emulator):
 
 
 def test_a_second_cancellation_aborts(run_emulator):
-    """A second cancellation ends the drain without waiting for the service's last answer."""
+    """A second cancellation ends the drain without waiting for the response to its commit."""
     plan = FaultPlan([Fault("leave_commit_unanswered")])
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(3))
@@ -723,7 +723,7 @@ def test_a_second_cancellation_aborts(run_emulator):
 
 
 def test_cancelled_drain_can_be_repeated(run_emulator):
-    """After a cancelled `drain`, a second one waits for the commit's answer and ends."""
+    """After a cancelled `drain`, another `drain` waits until the commit is confirmed."""
     emulator = run_emulator(settings=Settings(commit_answer_delay_s=0.2))
     results = emulator.publish(TOPIC, orders(3))
 

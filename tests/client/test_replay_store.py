@@ -142,7 +142,7 @@ def test_torn_write_leaves_the_old_positions(tmp_path):
 
 
 def test_kill_leaves_the_last_stored_position_or_the_next(tmp_path):
-    """The file is whole, and holds the last position for which `set` returned or the next one."""
+    """After a kill, the file holds the last position for which `set` returned, or the next one."""
     path = tmp_path / "positions.json"
     code = (
         "import sys; from sfpubsub import FileReplayStore, ReplayId\n"
@@ -164,7 +164,10 @@ def test_kill_leaves_the_last_stored_position_or_the_next(tmp_path):
 
 
 def test_file_that_cannot_be_written_is_an_error(tmp_path):
-    """The old positions stay readable, and a closed store refuses to write."""
+    """Opening a store in a missing directory raises an error, as does a write that fails.
+
+    A failed write leaves the old positions readable, and a closed store refuses to write.
+    """
     with pytest.raises(ConfigurationError, match="nowhere"):
         FileReplayStore(tmp_path / "nowhere" / "positions.json")
     path = tmp_path / "positions.json"

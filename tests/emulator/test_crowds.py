@@ -95,7 +95,7 @@ def test_threads_end_when_their_streams_end(emulator):
 
 
 def test_workers_queue_tasks_beyond_their_number(monkeypatch):
-    """Two worker threads run five tasks. An exception reaches the future of its task.
+    """Two worker threads run five tasks; if a task raises an exception, its future does too.
 
     Shutting down ends both threads, even if they would otherwise wait for more tasks.
     """
@@ -192,7 +192,7 @@ def test_response_headers_before_the_first_message(start, tmp_path):
     ],
 )
 def test_refusals_say_what_is_wrong(client, rpc, first, suffix, said):
-    """The error text says which mistake was made, since one error code can stand for several."""
+    """The error text says what is wrong with the request; the error code may be ambiguous."""
     code, details, trailers = getattr(client, rpc)(**first).end()
     assert (code, trailers["error-code"]) == ("INVALID_ARGUMENT", PREFIX + suffix)
     assert said in details

@@ -1,4 +1,4 @@
-"""Tests of faults of delivery and of calls: events, their responses, timing and positions."""
+"""Tests of faults that affect deliveries and calls: events, responses, timing and positions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_get_schema_fails_as_often_as_planned(emulator, client):
 def test_delay_call_delays_only_its_own_call(start):
     """The fault `delay_call` delays one call until the emulator's clock reaches the set time.
 
-    Other calls are answered in the meantime.
+    Another call of the same method completes in the meantime.
     """
     emulator, client = start(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="GetSchema", seconds=30))
@@ -119,7 +119,7 @@ def test_responses_are_merged(start):
 
 
 def test_merging_ends_after_within_s_or_without_credit(start):
-    """If too few events arrive, they are sent after `within_s` seconds.
+    """If too few events arrive to be merged, those held are sent after `within_s` seconds.
 
     They are sent earlier if the client has no credit left.
     """
@@ -194,7 +194,10 @@ def test_a_late_latest_stream_misses_the_first_events(start, rpc):
 
 
 def test_late_activation_does_not_affect_other_presets(emulator, client):
-    """The fault `activate_late` does not affect EARLIEST or CUSTOM streams, and is not consumed."""
+    """The fault `activate_late` does not affect EARLIEST or CUSTOM streams.
+
+    It stays pending until a LATEST stream opens.
+    """
     published = emulator.publish(ORDERS, orders(3))
     emulator.faults.add(Fault("activate_late", seconds=3600))
     assert len(client.subscribe().events(3)) == 3
@@ -208,7 +211,7 @@ def test_late_activation_does_not_affect_other_presets(emulator, client):
 
 
 def test_a_keepalive_repeats_the_last_position(start):
-    """With `move_keepalive_tip`, a keepalive repeats the last event's position.
+    """The fault `move_keepalive_tip` makes one keepalive repeat the last event's position.
 
     The next keepalive has the current position.
     """
@@ -251,7 +254,7 @@ def test_a_keepalive_position_ahead_of_the_log_loses_no_event(start):
 
 
 def test_a_clock_jump_applies_to_all_deadlines(start):
-    """A clock jump of 73 hours triggers everything that was due in that time.
+    """A clock jump of 73 hours triggers every deadline within that time.
 
     Events expire, a keepalive is sent, and streams time out.
     """
@@ -346,7 +349,10 @@ def test_a_commit_response_with_events_resets_the_idle_timeout(start):
 
 
 def test_a_held_commit_response_is_sent_without_events(start):
-    """If no events arrive, the commit response is sent after `within_s` seconds or a half-close."""
+    """If no events arrive, a held commit response is sent after `within_s` seconds.
+
+    It is sent earlier if the client half-closes the stream.
+    """
     emulator, client = start(clock=ManualClock())
     (first,) = emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("answer_with_events", within_s=60, times=2))

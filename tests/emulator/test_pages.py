@@ -1,5 +1,4 @@
-"""Tests of pages: encoded runs of events that all streams at the same position share, and that
-never contain lost events."""
+"""Tests of pages, which are runs of encoded events that streams at the same position share."""
 
 from __future__ import annotations
 
@@ -28,8 +27,10 @@ def emulator(tmp_path: Any) -> Any:
 
 
 def pages_of(emulator: EmulatorServer) -> tuple[Pages, Callable[[int], Page]]:
-    """Return the page cache of an emulator, and a function that returns the page of the first
-    orders, up to a limit."""
+    """Return an emulator's page cache, and a function that returns the first page of orders.
+
+    The function's argument is the maximum number of events in the page.
+    """
     pages = Pages(emulator.bus, emulator.settings)
     return pages, lambda limit: pages.after(emulator.bus.topic(ORDERS), 0, limit)
 
@@ -64,8 +65,7 @@ def test_streams_share_a_page(emulator):
     ids=["aged", "aged out", "reset", "moved"],
 )
 def test_lost_events_are_not_in_any_page(emulator, limit, what, left):
-    """After events have expired, been deleted or moved to other positions, an earlier page is not
-    reused."""
+    """If a page's events have expired, been deleted or moved, the page is not reused."""
     emulator.publish(ORDERS, [{}, {}])
     _, first = pages_of(emulator)
     before = first(limit)
@@ -105,7 +105,7 @@ def test_event_published_while_a_page_is_created(emulator, monkeypatch):
 
 
 def test_deleted_channel_removes_its_pages(emulator):
-    """Deleting a channel also removes its pages, because a new channel may get the same number."""
+    """Deleting a channel also removes its pages, because a new channel may reuse its number."""
     bus = emulator.bus
     name = "/data/Some__chn"
     bus.put_channel(name, [ACCOUNTS])
@@ -135,8 +135,10 @@ def test_cache_is_bounded(emulator, monkeypatch):
 
 
 def test_page_size_is_bounded(tmp_path):
-    """A page contains at least one event and no more bytes than `response_bytes` allows, and such a
-    page counts as full."""
+    """A page contains at least one event, and no more bytes than `response_bytes` allows.
+
+    A page that has reached this limit counts as full, so it is kept when new events arrive.
+    """
     with EmulatorServer(tmp_path, settings=Settings(response_bytes=500)) as emulator:
         emulator.publish(ACCOUNTS, [{}] * 4)
         pages = Pages(emulator.bus, emulator.settings)

@@ -32,7 +32,7 @@ def emulator(tmp_path_factory: Any) -> Any:
 
 @pytest.fixture
 def channel(emulator: EmulatorServer) -> Any:
-    """A channel without credentials, which neither service requires."""
+    """A channel without credentials, since health and reflection require none."""
     with grpc.insecure_channel(emulator.grpc_target) as channel:
         yield channel
 

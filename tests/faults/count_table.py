@@ -16,7 +16,10 @@ from tests.spark.readers import read_table
 
 
 def count(spark: SparkSession, table: Path, format_: str) -> dict[str, list[tuple[str, int]]]:
-    """Return the event id and `ingest_seq` of each row, in order of arrival, by reader."""
+    """Return each row's event id and `ingest_seq`, in order of arrival, as each reader sees them.
+
+    The keys are the readers: "plain" and "spark".
+    """
     rows = read_table(table, format_)
     seen = spark.read.format(format_).load(str(table)).select("event_id", "ingest_seq")
     return {

@@ -93,9 +93,9 @@ class Rest:
 
 
 class Writer(threading.Thread):
-    """Makes random changes through REST, up to a goal that the caller raises.
+    """Makes random changes through REST until it reaches a goal, which the caller can raise.
 
-    The seed alone determines the changes. Nothing else may change the org.
+    The changes depend only on the seed, provided that nothing else changes the org.
 
     Args:
         emulator: A running emulator.
@@ -217,7 +217,7 @@ class Writer(threading.Thread):
         )
 
     def _do_text(self, name: str) -> None:
-        """Change a line of a long text, which the service reports as a diff."""
+        """Change one line of a long text field; the service sends such a change as a diff."""
         field = "Notes__c" if name == "Order__c" else "Description"
 
         def changed(record_id: str) -> dict[str, Any]:

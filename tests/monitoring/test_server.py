@@ -125,7 +125,10 @@ def test_requests_for_other_host_names_are_rejected(served, host):
 
 @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:9", "10.0.0.7:9090"])
 def test_addresses_and_localhost_are_served(served, host):
-    """An IP address or ``localhost`` with any port is accepted as Host, as behind a tunnel."""
+    """A Host header with an IP address or ``localhost``, and any port, is accepted.
+
+    The port may differ from the server's, for example behind a tunnel.
+    """
     assert get(served[1], "/health", host=host)[0].status == 200
 
 
@@ -234,7 +237,7 @@ def test_plot_spans_the_time_of_the_run_within_limits():
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_page_renders_cleanly_in_a_browser(served, tmp_path):
-    """The page works without scripts in two widths and both colour schemes.
+    """The page works without scripts, at two widths and in both colour schemes.
 
     Nothing overflows, all text has enough contrast, no other host is contacted, and the browser
     logs nothing.

@@ -85,13 +85,13 @@ class Recorded(SubscriptionProtocol):
         super().__init__(*args, **options)
 
     def _step(self, signal: Signal) -> State:
-        """Record the pair, and pass the signal on."""
+        """Record the current state with the signal, then process the signal as usual."""
         self.pairs.append((self.state, signal))
         return super()._step(signal)
 
 
 class RecordedScript(Script):
-    """A script whose subscription records its pairs of state and signal."""
+    """A test script whose subscription is a `Recorded`, which records pairs of state and signal."""
 
     make = Recorded
 
@@ -132,7 +132,7 @@ def paused() -> Script:
 
 
 def managed() -> Script:
-    """Return a streaming managed subscription with an acked event, whose commit is in flight."""
+    """Return a streaming managed subscription that has sent the commit of an acked event."""
     script = RecordedScript()
     script.start()
     script.read(events(1))
@@ -141,7 +141,7 @@ def managed() -> Script:
 
 
 def unsaved() -> Script:
-    """Return a reopening subscription with an acked event that has not been redelivered yet."""
+    """Return a subscription that has an acked, uncommitted event and is reopening its stream."""
     script = managed()
     script.end(failure())
     script.wait(60.0)
@@ -149,14 +149,14 @@ def unsaved() -> Script:
 
 
 def unsaved_waiting() -> Script:
-    """Return a subscription with an acked event that is waiting to reopen its stream."""
+    """Return a subscription that has an acked event and is waiting to reopen its stream."""
     script = managed()
     script.end(failure())
     return script
 
 
 def unsaved_renewing() -> Script:
-    """Return a subscription with an acked event that is waiting for a new session."""
+    """Return a subscription that has an acked event and is waiting for a new session."""
     script = managed()
     script.end(failure(FailureKind.REAUTHENTICATE))
     return script
@@ -173,14 +173,14 @@ def unsaved_paused() -> Script:
 
 
 def saving() -> Script:
-    """Return a draining subscription that is waiting for a session to commit an acked event."""
+    """Return a draining subscription that needs a new session to commit an acked event."""
     script = unsaved_renewing()
     script.drain()
     return script
 
 
 def draining() -> Script:
-    """Return a draining subscription that is waiting for the answer to its commit."""
+    """Return a draining subscription that is waiting for the response to its commit."""
     script = managed()
     script.drain()
     return script
@@ -238,7 +238,7 @@ REFUSED = failure(FailureKind.POSITION_REJECTED, ReplayIdRejectedError("corrupte
 
 
 def refused(script: Script) -> None:
-    """Reject the position of a subscription that has a fallback."""
+    """Reject the start position of a subscription that can fall back to EARLIEST."""
     script.protocol._resume = Resume(NAME, StartPosition.after(rid(7)), StartPosition.earliest())  # type: ignore[attr-defined]
     script.end(REFUSED)
 

@@ -37,10 +37,9 @@ def refused(status, code, message="said the org", **headers):
 
 @pytest.fixture
 def after(told):
-    """Return a function that starts an org which sends the given replies, and then valid limits.
+    """Return a function that starts an org which sends the given replies, then valid limits.
 
-    The function returns the host, a reader, and the list of delays in seconds that the reader
-    slept.
+    The function returns the host, a reader, and a list of the delays, in seconds, before retries.
     """
 
     def make(*replies, **arguments):
@@ -207,10 +206,10 @@ def test_malformed_limits_are_rejected(told, body):
 
 
 def describe(**changes):
-    """Return a describe of an object with one field.
+    """Return a describe response for an object with one field.
 
-    Keyword arguments replace members of the field, or members of the object if they begin with
-    `head_`.
+    Keyword arguments replace properties of the field; those with the prefix `head_` replace
+    properties of the object.
     """
     field = {
         "name": "Amount", "label": "Amount", "type": "currency", "length": 0, "precision": 18,
@@ -302,9 +301,9 @@ def test_malformed_query_responses_are_rejected(told, answer):
     [{}, [], [None, None], [{"Id": "001000000000002AAA"}], [{}], ["x"]],
 )
 def test_malformed_reads_by_id_are_rejected(told, answer):
-    """A response to a read by id raises a protocol error if it is malformed.
+    """A malformed response to a read by id raises a protocol error.
 
-    It must contain exactly one row, of the requested record, or null.
+    For each requested id, a valid response contains that record or null.
     """
     _, reader = told(lambda request: Reply(200, answer))
     with pytest.raises(RemoteProtocolError):

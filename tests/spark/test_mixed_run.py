@@ -1,7 +1,7 @@
-"""One run with everything that can happen to a stream, counted in raw tables and their sidecars.
+"""A single run with everything that can happen to a stream; counts what each table contains.
 
-There are duplicates under new replay ids, an org move, change events without an id, undecodable
-payloads and a schema change; even so, nothing is lost or stored twice.
+The stream has duplicates under new replay ids, an org move, change events without an id,
+undecodable payloads and a schema change; even so, nothing is lost or stored twice.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class Org:
         self.emulator = emulator
 
     def orders(self, first: int, count: int, repeated: int) -> None:
-        """Publish orders, and *repeated* of them again, with the same id and another replay id."""
+        """Publish *count* orders, then *repeated* of them again with the same ids.
+
+        The second copies have new replay ids.
+        """
         schema = self.emulator.bus.schema(self.emulator.bus.topic(ORDERS).schema_id)
         drafts = [
             Draft(schema.encode({"Order_Number__c": str(n)}, 0.0), schema.schema_id, f"order-{n}")
@@ -117,7 +120,10 @@ def org(run_emulator) -> Org:
 
 @pytest.fixture
 def run(spark, org: Org, connect) -> Iterator[Callable]:
-    """Return a function that starts one job per source, with its table, in a thread."""
+    """Yield a function that starts an ingest job for each source, each with a table of its own.
+
+    The jobs run together in one thread.
+    """
     with ExitStack() as opened:
 
         def stream(source: Source, place: str, format_: str) -> Stream:
@@ -176,7 +182,10 @@ def run(spark, org: Org, connect) -> Iterator[Callable]:
 def test_a_mixed_run_neither_loses_nor_duplicates_an_event(
     spark, org: Org, run, tmp_path: Path, format_: str
 ):
-    """Counts are exact in both raw tables and in their schemas, quarantine, gaps and commits."""
+    """Both raw tables contain each decodable event once, despite an org move and repeated events.
+
+    The counts of schemas, quarantined events, gaps and commits are exact as well.
+    """
     places = {MANAGED: str(tmp_path / "orders"), TOPIC: str(tmp_path / "changes")}
     org.orders(0, ORDERS_BEFORE, AGAIN_BEFORE)
     org.undecodable(ORDERS, BAD_ORDERS)

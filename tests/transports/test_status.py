@@ -192,9 +192,9 @@ def test_binary_trailers_are_read():
 
 
 def test_the_advice_in_an_error_fits_what_failed():
-    """The advice in an error mentions change data capture only for its topics.
+    """Only errors about change event topics mention change data capture.
 
-    For a stopped subscription it contains the command that starts it.
+    The error for a stopped subscription contains the command that starts it.
     """
 
     def said(what: str, suffix: str) -> str:

@@ -94,7 +94,7 @@ def test_a_response_keeps_all_fields():
 
 
 def test_a_missing_latest_replay_id_is_none():
-    """An answer to a commit may lack latest_replay_id, which is then None."""
+    """If a commit response lacks latest_replay_id, the converted response has None."""
     message = pb.ManagedFetchResponse(
         commit_response=pb.CommitReplayResponse(
             commit_request_id="1-1", replay_id=RAW, process_time=7
@@ -208,7 +208,7 @@ def test_both_parsers_agree(form, data):
 
 @pytest.mark.skipif(not native.is_installed(), reason="sfpubsub-native is not installed")
 def test_the_compiled_parser_handles_ordinary_messages():
-    """The compiled parser handles events of two schemas and a keepalive without falling back."""
+    """The compiled parser itself parses a keepalive and a response with events of two schemas."""
     events = [
         pb.ConsumerEvent(
             event=pb.ProducerEvent(id=f"e{number}", schema_id=f"s{number % 2}", payload=RAW),
@@ -225,9 +225,9 @@ def test_the_compiled_parser_handles_ordinary_messages():
 
 
 def test_publish_requests_and_results_are_converted():
-    """Publish requests preserve order, ids and headers.
+    """A converted publish request preserves order, ids and headers.
 
-    Results preserve errors, and say which ones can be retried.
+    Converted results preserve errors, and say which of them can be retried.
     """
     events = [ProducerEvent("s", b"1", "a"), ProducerEvent("s", b"2", "b", (("key", b"value"),))]
     request = wire.publish_request("/event/X__e", events)

@@ -197,7 +197,7 @@ def test_a_later_page_has_the_current_values_of_its_rows(rest):
 )
 @pytest.mark.parametrize("asked", ["&".join(["a=1"] * 30), "q=%ff"])
 def test_an_invalid_query_string_is_a_client_error(rest, path, asked):
-    """A query string that cannot be parsed is answered with 400 MALFORMED_QUERY."""
+    """A query string that cannot be parsed returns 400 MALFORMED_QUERY."""
     assert rest("GET", f"{path}?{asked}").code == (400, "MALFORMED_QUERY")
 
 
@@ -253,7 +253,7 @@ def test_a_collection_is_one_transaction(shared, rest):
 def test_a_collection_may_alternate_between_objects(shared, rest):
     """A collection of twelve records that alternate between two objects is one transaction.
 
-    Salesforce limits how often the object may change, and the emulator does not.
+    Salesforce limits how often a collection may switch between objects; the emulator does not.
     """
     records = [
         {"attributes": {"type": "Account"}, "Name": "a"},
@@ -303,9 +303,9 @@ def test_a_collection_upserts(rest):
 
 
 def test_describe_returns_objects_and_their_fields(rest):
-    """The describe responses list all objects, and the fields of an object.
+    """The describe responses list the org's objects and each field of an object.
 
-    Fields have their types, compound parts, formulas and references.
+    A field's description contains its references, picklist values and compound field.
     """
     everything = rest("GET", "/sobjects").json
     names = [row["name"] for row in everything["sobjects"]]
@@ -402,10 +402,7 @@ def test_a_condition_can_be_long(shared):
     ids=["deep", "long"],
 )
 def test_an_excessive_condition_is_malformed(shared, where):
-    """A condition that is nested too deeply, or whose pattern is too long for SQLite, is malformed.
-
-    Channel filters and bulk queries are long enough to reach these limits.
-    """
+    """A condition with too deep a nesting or too long a pattern fails with MALFORMED_QUERY."""
     with pytest.raises(RecordProblem) as found:
         shared.records.query(f"SELECT Id FROM Order__c WHERE {where}", shared.accounts.holder(""))
     assert found.value.code == "MALFORMED_QUERY"

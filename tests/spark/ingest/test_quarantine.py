@@ -24,7 +24,7 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def quarantine(table: Path) -> FileQuarantine:
-    """The table's quarantine."""
+    """Return the quarantine that belongs to the table."""
     return FileQuarantine(table.parent / f".{table.name}.sfpubsub" / "_quarantine")
 
 

@@ -1,5 +1,5 @@
-"""Tests of the columns of a mirrored object: from describes, from change events, and after changes
-of fields.
+"""Tests of a mirrored object's columns: from describe responses and change events, and after its
+fields have changed.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ def event_type(*fields: dict[str, Any], name: str = "Account") -> str:
 
 
 def plan(*schemas: str) -> Plan:
-    """Return the plan by which a typed table decodes events of these schemas, merged in
-    this order.
-    """
+    """Return a typed table's plan for decoding events of these schemas, merged in this order."""
     columns = pa.schema([])
     for text in schemas:
         columns = merge(columns, columns_of(text))
@@ -111,8 +109,9 @@ def test_described_types_map_to_column_types(name: str, described: Any, kind: pa
 
 
 def test_compound_fields_become_structs_of_their_parts():
-    """A read selects the parts of a compound field, and the struct's members have the names that
-    change events use.
+    """The parts of a compound field are read separately and become members of one struct column.
+
+    The members have the names that change events use.
     """
     site = [field(f"Site__{part}__s", compound_field_name="Site__c") for part in ("City", "Street")]
     columns = Columns.of(account(*site, field("Site__c", "address")))
@@ -129,8 +128,9 @@ def test_compound_fields_become_structs_of_their_parts():
 
 
 def test_account_names_are_strings_or_structs():
-    """An account's name is a string, a struct of its parts or, in an org with person accounts, a
-    struct of both.
+    """The column for an account's name is a string, or a struct if the name has parts.
+
+    In an org with person accounts, the struct contains both the whole name and its parts.
     """
     own = field("Name", compound_field_name="Name")  # as observed in an org
     parts = [field(part, compound_field_name="Name") for part in ("FirstName", "LastName")]
@@ -143,8 +143,9 @@ def test_account_names_are_strings_or_structs():
 
 
 def test_fields_that_queries_cannot_return_have_no_column():
-    """Files and compound values of unknown kinds have no column, and a field of an unknown type has
-    a string column.
+    """Files and compound fields of unknown kinds cannot be queried, so they have no column.
+
+    A field of an unknown type does have a column.
     """
     given = [field("Body", "base64"), field("Odd", "complexvalue"), field("New", "hologram")]
     columns = Columns.of(account(*given))
@@ -259,9 +260,9 @@ FIELDS = [
 
 
 def typed_rows(spark: SparkSession, known: Plan, *events: tuple[int, dict[str, Any]]) -> Any:
-    """Return rows of a typed table, decoded from the given events.
+    """Return a typed table's rows, decoded from the given events with the plan *known*.
 
-    Each event is given as the number of its schema in *known* and its values.
+    Each event is a pair: the number of its schema in *known*, and its values.
     """
     rows = []
     for number, value in events:

@@ -45,10 +45,9 @@ def target(spark: SparkSession, tmp_path: Path) -> Iterator[Target]:
 
 
 def test_merge_reads_only_its_own_pieces(target: Target, tmp_path: Path) -> None:
-    """A merge does not open the files of other pieces, even if the object has many fields.
+    """A merge opens only the files of the pieces that it merges.
 
-    A piece records its lowest and highest record id, so that a merge does not need Spark to find
-    them.
+    Each piece records its lowest and highest record id, so Spark is not needed to find its files.
     """
     log = ReadLog(target, "Account")
     marker = Marker(0, "object", AsOf(0))

@@ -82,7 +82,10 @@ def test_only_the_newest_marks_are_kept(tmp_path: Path):
 def test_invalid_signal_file_is_logged_once_and_kept(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """An invalid signal file, for example of a newer version, does not block other signals."""
+    """An invalid signal file, for example from a newer version, is logged once and kept.
+
+    It does not block other signals.
+    """
     box = mailbox(tmp_path)
     box.put(Signal("resume", id="b"))
     (tmp_path / "_mailbox" / "a.json").write_text(text)
@@ -137,7 +140,10 @@ def _lines(path: Path) -> list[str]:
 
 
 def _run_and_kill(side: str, directory: Path, log: Path, more: int) -> None:
-    """Run a process that puts or takes signals; kill it after it has logged *more* lines."""
+    """Run a process that puts or takes signals, until it has added *more* lines to its log.
+
+    Then kill the process.
+    """
     before = len(_lines(log))
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.spark.mirror.mailbox_process", side, str(directory), str(log)]

@@ -324,7 +324,10 @@ def _set(record: dict[str, Any], path: str, value: Any) -> None:
 
 
 def arrivals(org: Org, count: int) -> list[Published]:
-    """Return events in order of arrival: the first ones may be missing, and some may be late."""
+    """Publish random changes; return their events in the order in which they arrive.
+
+    Sometimes the oldest events are missing, and sometimes a few arrive late.
+    """
     events = org.publish(count)
     rng = org.rng
     if rng.random() < 0.5:

@@ -78,7 +78,7 @@ def test_each_event_is_written_to_the_table_of_its_type_or_as_undecodable(
 
 
 def test_change_event_headers_are_stored_in_columns(raw):
-    """Header fields, decoded field names and envelope fields are columns of their own."""
+    """A change event's header, changed field names and envelope fields are stored in columns."""
     raw.write((ACCOUNT, 3, 0))
     raw.make()
     row = raw.read("AccountChangeEvent").orderBy("ingest_seq").first()
@@ -91,14 +91,15 @@ def test_change_event_headers_are_stored_in_columns(raw):
 
 
 class Killed(BaseException):
-    """Simulates SIGKILL: no `except Exception` in the product catches it."""
+    """Simulates SIGKILL, since no `except Exception` in the package can catch it."""
 
 
 @contextmanager
 def kill_at(moment: int, *places: tuple[Any, str]) -> Iterator[list[str]]:
-    """Raise `Killed` at call *moment* // 2 (counted from 0).
+    """Raise `Killed` at one of the calls of the patched functions *places*; yield the calls made.
 
-    It is raised before the call if *moment* is even, otherwise after it.
+    Calls are counted from 0. `Killed` is raised at call *moment* // 2: before the call if *moment*
+    is even, otherwise after it.
     """
     calls: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -122,8 +123,10 @@ def killing(real: Any, moment: int, calls: list[str]) -> Any:
 
 
 def test_a_step_into_parquet_can_be_killed_at_any_moment(raw, tmp_path):
-    """If the next start is killed as well, a later one still publishes the step exactly once, and
-    leaves no staged files behind."""
+    """If a step and its restart are both killed, a later run publishes each row exactly once.
+
+    No staged files are left behind.
+    """
     raw.write((ORDER, 4, 0), (ACCOUNT, 3, 1))
     raw.write((ORDER, 2, 1))
     moments = [
@@ -150,7 +153,7 @@ def test_a_step_into_parquet_can_be_killed_at_any_moment(raw, tmp_path):
 
 
 def test_a_killed_step_into_delta_or_iceberg_is_resumed_from_its_plan(lakehouse):
-    """After kills between the commits of the plan and the tables, only missing rows are added.
+    """If a step is killed after it commits its plan, the next run adds only the missing rows.
 
     A schema that has arrived in the meantime does not change the plan.
     """
@@ -195,7 +198,7 @@ def hide(raw: Raw, *names: str) -> None:
 
 
 def test_a_row_waits_for_its_schema_for_a_limited_time(lakehouse):
-    """Its batch and later ones are not processed until the patience expires.
+    """A row without a schema holds back its batch and later ones until `schema_patience` expires.
 
     Then the row is stored as undecodable, and moves to its own table once the schema has arrived.
     """
@@ -299,7 +302,10 @@ def test_rebuild_recreates_all_tables(spark, tmp_path, to_format):
 
 
 def test_a_moved_raw_table_is_recognized(raw, tmp_path):
-    """A moved raw table or a link to one is accepted; one without the last batch is rejected."""
+    """A raw table may be moved, or opened through a link.
+
+    A copy that lacks the last processed batch is rejected.
+    """
     raw.write((ORDER, 3, 0))
     raw.make()
     moved = tmp_path / "moved"
@@ -406,7 +412,10 @@ def test_a_batch_published_during_a_listing_is_not_skipped(monkeypatch, raw):
 
 
 def test_rows_lost_during_decoding_raise_an_error(monkeypatch, raw):
-    """If decoding accounts for fewer rows than the raw table contains, nothing is written."""
+    """If decoding returns fewer rows than the raw table contains, an error is raised.
+
+    Nothing is written, and the next run writes all rows.
+    """
     raw.write((ORDER, 4, 1))
     monkeypatch.setattr(engine_module, "decode", lambda *args: Decoded({}, {"Order_Event__e": 4}))
     with pytest.raises(WriteError, match=r"expected 5 rows .* found 4"):
@@ -418,7 +427,7 @@ def test_rows_lost_during_decoding_raise_an_error(monkeypatch, raw):
 
 
 def test_large_steps_are_split_between_batches(monkeypatch, raw):
-    """The number of batches and bytes in a step is limited, but a batch is never divided."""
+    """A step processes a limited number of batches and bytes, but never part of a batch."""
     for number in (4, 3, 2, 1):
         raw.write((ORDER, number, 0))
     monkeypatch.setattr(planning, "BATCHES_AT_ONCE", 3)
@@ -497,7 +506,10 @@ def test_a_step_reports_its_duration(raw):
 
 
 def test_the_command_reports_what_it_did(command, raw, capsys):
-    """It prints one JSON line; a second run has nothing to do, and a rebuild starts anew."""
+    """The command prints its result as one line of JSON.
+
+    A second run processes no batches, and `rebuild` processes all of them again.
+    """
     raw.write((ORDER, 4, 1))
     assert command("--http=0") == 0
     printed = capsys.readouterr()

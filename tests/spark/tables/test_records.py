@@ -150,7 +150,10 @@ def test_steps_of_any_size_equal_the_reference(number):
 
 
 def test_the_random_streams_cover_every_case():
-    """Every reread reason, deleted and complete records and a changed field type occur in them."""
+    """The random event streams of these tests cover every reread reason and a changed field type.
+
+    They also produce deleted records and complete ones.
+    """
     rows, reasons, whole = [], set(), 0
     for seed in range(30):
         slow = SlowTables(arrivals(Org(seed), 150))
@@ -185,8 +188,10 @@ def test_a_late_update_does_not_overwrite_newer_values():
 
 
 def test_an_org_move_is_recorded_once_and_changes_ordered_by_time():
-    """A new instance starts with lower commit numbers: a record deleted there stays deleted and
-    need not be reread, and overlapping time spans of several records count as one move.
+    """After an org move, commit numbers start lower, so changes are ordered by time.
+
+    A record deleted after the move stays deleted without a reread, and overlapping time spans of
+    several records count as one move.
     """
     fold = Fold(FIELDS, None)
     fold.apply(change("CREATE", 1, 1000, "1", "a"))
@@ -201,8 +206,9 @@ def test_an_org_move_is_recorded_once_and_changes_ordered_by_time():
 
 
 def test_a_record_whose_raw_rows_were_removed_must_be_reread():
-    """Restoring the raw table removes events, but not their changes, so the record
-    must be reread.
+    """If a restore removes the raw rows of a record's events, the record must be reread.
+
+    Its current values remain, although they include the changes from those events.
     """
     fold = Fold(FIELDS, None)
     fold.apply(change("CREATE", 1, 1, "1", "a"))
