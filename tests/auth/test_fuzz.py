@@ -43,7 +43,7 @@ hostile = st.text("htps:/@[]?#%\\ .\r\n\0é1a", max_size=30)
 
 @pytest.fixture(scope="module")
 def host():
-    """Run an HTTP server; a test sets its `answer`."""
+    """Run an HTTP server; a test sets its `answer`, the function that returns the responses."""
     with https_host(lambda _request: Reply()) as found:
         yield found
 

@@ -123,7 +123,7 @@ class DecoderPair:
 
 
 def outcome(way, raw: bytes) -> object:
-    """Return the result of ``way(raw)``, or the text of its `DecodeError`."""
+    """Return what the function *way* returns for *raw*, or the text of its `DecodeError`."""
     try:
         return way(raw)
     except DecodeError as error:

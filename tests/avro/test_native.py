@@ -349,7 +349,9 @@ def test_a_compiled_decoder_of_another_version_is_ignored(monkeypatch, caplog):
 
 
 def test_the_versions_of_the_compiled_decoder_match():
-    """The crate, the code that loads it, and the extra specify the same version."""
+    """The Rust crate, the Python code that loads it, and the package's ``native`` extra specify the
+    same version.
+    """
     cargo = tomllib.loads((ROOT / "native" / "Cargo.toml").read_text())
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert cargo["package"]["version"] == native.VERSION

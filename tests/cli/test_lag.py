@@ -136,7 +136,7 @@ def test_file_records_positions_and_times(state):
 
 
 def test_commit_response_counts_as_a_response(emulator, connect):
-    """A response without events counts too, so health shows that a quiet topic is alive."""
+    """The response to a commit counts as a response in `health`, although it contains no events."""
     with connect(emulator).subscribe_managed(NAME) as subscription:
         emulator.publish(TOPIC, orders(1))
         assert subscription.next_batch(PATIENCE) is not None
@@ -155,7 +155,7 @@ def test_keepalive_counts_as_a_response(run_emulator, connect):
 
 
 def test_file_is_written_at_most_once_a_second(state, monkeypatch):
-    """A thousand refreshes at one moment cause only one write after the initial one.
+    """After the initial write, a thousand refreshes within a second cause only one more write.
 
     The end of the run always writes the file.
     """
@@ -184,7 +184,7 @@ def test_only_the_owner_can_read_the_file(state):
 
 
 def test_deliveries_are_counted_by_the_hour_across_runs(state):
-    """The count of the last 24 hours adds up all runs and includes redelivered events."""
+    """Deliveries in the last 24 hours are counted across all runs, including redelivered events."""
     clock = Clock(NOW)
     for hours, delivered, redelivered in [(0, 5, 0), (10, 7, 3), (23, 1, 0)]:
         clock.now = NOW + hours * HOUR
@@ -234,8 +234,8 @@ def test_new_run_shows_no_values_of_the_previous_run(state):
 
 
 def test_runs_without_responses_keep_the_last_run_that_had_one(state):
-    """A run without responses replaces an earlier one without responses, but never one that had
-    some.
+    """A run without responses replaces an earlier run without responses, but the last run that
+    received any is kept.
     """
     clock = Clock(NOW)
     for responses in (1, 0, 0, 0):
@@ -295,7 +295,7 @@ def test_concurrent_runs_have_separate_entries(state):
 
 
 def test_resolved_reason_is_no_longer_shown(state):
-    """The file follows the state and reason of `health`, even while no event arrives."""
+    """Updating the status file copies state and reason from `health`, even without any event."""
     clock, subscription = Clock(NOW), Subscription()
     subscription.becomes(state="waiting", reason="another stream holds it")
     with keep_status(clock) as status:
@@ -319,7 +319,9 @@ def test_resolved_reason_is_no_longer_shown(state):
     ],
 )
 def test_a_misspelt_name_leaves_no_entry(emulator, state, arguments):
-    """A name that does not exist leaves no file, because `lag` shows runs and not attempts."""
+    """A run with a name that does not exist fails and leaves no file, because `lag` shows runs and
+    not attempts.
+    """
     assert run(arguments) == 1
     assert list(state.iterdir()) == []
 

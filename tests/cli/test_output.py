@@ -1,4 +1,4 @@
-"""`sfpubsub subscribe` acks only the lines that the reader of its stdout has read."""
+"""`sfpubsub subscribe` acks only those lines that have been read from its stdout."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ def test_signal_does_not_wait_for_a_stalled_reader(emulator, capsys):
 
 @linux
 def test_full_pipe_acks_only_the_lines_that_were_read(emulator, capsys):
-    """If the reader leaves while a write waits for room in the pipe, the lines it read are acked.
+    """If the reader exits while a write waits for room in the pipe, only the lines it read are
+    acked.
 
     The other events are redelivered.
     """

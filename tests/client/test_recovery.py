@@ -64,14 +64,18 @@ def test_proxy_status_does_not_end_a_working_subscription(run_emulator, connect,
 
 
 def test_proxy_status_is_fatal_before_any_success(run_emulator, connect):
-    """The endpoint may not be a Pub/Sub API at all, and the error says so."""
+    """If the first call fails with UNIMPLEMENTED, the endpoint may not be a Pub/Sub API, and the
+    error says to check that.
+    """
     emulator = run_emulator(faults=FaultPlan([Fault("drop_call", status="UNIMPLEMENTED")]))
     with pytest.raises(StreamError, match="check that the endpoint is a Pub/Sub API"):
         connect(emulator).subscribe(TOPIC).next_batch(PATIENCE)
 
 
 def test_a_failed_managed_subscription_delivers_nothing_more(run_emulator, connect):
-    """Waiting events are dropped, because they could no longer be committed."""
+    """When a managed subscription fails, its waiting events are dropped, because they could no
+    longer be committed.
+    """
     emulator = run_emulator(settings=Settings(events_per_response=1))
     emulator.publish(TOPIC, orders(40))
     subscription = connect(emulator).subscribe_managed(NAME)
@@ -104,7 +108,9 @@ def test_large_events_are_delivered_once_to_a_slow_handler(run_emulator, connect
 
 
 def test_drain_during_a_short_outage_commits_acked_events(run_emulator, connect):
-    """The drain opens a new stream to commit, because uncommitted events would be redelivered."""
+    """drain() opens a new stream to commit the acked events, because they would otherwise be
+    redelivered.
+    """
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(3))

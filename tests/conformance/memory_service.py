@@ -200,7 +200,7 @@ class Call(StreamCall):
         return self.pump()
 
     def pump(self) -> None:
-        """Send unsent events, as far as credit allows."""
+        """Send unsent events, as many as the client has requested."""
         service = self._service
         while self._alive and self._credit and self._cursor + 1 < len(service.log):
             if self._dropped():

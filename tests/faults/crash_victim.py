@@ -9,7 +9,7 @@ Moments:
 - ``write``: *DELAY* seconds into a write.
 - ``publish``: rows are written, but not visible.
 - ``ack``: rows are visible, but not acked.
-- ``receipt``: the service has answered the commit, but the answer is not processed.
+- ``receipt``: the service has responded to the commit, but the response is not processed.
 
 WHO is killed: ``driver`` (this process), ``jvm`` (Spark's JVM) or ``both``.
 """
@@ -53,7 +53,7 @@ class Killer:
         self._jvm = jvm.pid
 
     def is_due(self) -> bool:
-        """Count an occurrence of the moment; return whether it is the nth."""
+        """Count one occurrence of the moment; return whether it is the one at which to kill."""
         with self._lock:
             self._left -= 1
             return self._left == 0

@@ -1,9 +1,9 @@
-"""Publishes events while the service is killed and loses answers, and counts the events in its log.
+"""Publishes events to a service that is killed and loses responses, and counts the logged events.
 
 The emulator is a process that is killed with SIGKILL and restarted with the same ports and data.
-Between kills, it resets streams and loses answers. At the end, all events in the log are read: none
-may be missing, all ids must have been published, and there must not be more duplicates than the
-publisher reports as resent. See ``python -m tests.faults.publish_killer --help``.
+Between kills, it resets streams and loses responses. At the end, all events in the log are read:
+none may be missing, all ids must have been published, and there must not be more duplicates than
+the publisher reports as resent. See ``python -m tests.faults.publish_killer --help``.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class Service:
 
 
 def run(service: Service, *, events: int, kills: int, seed: int, streamed: bool = True) -> Report:
-    """Publish *events* during *kills* kills and as many lost responses; return the report."""
+    """Publish *events* events while the service is killed *kills* times and loses as many
+    responses; return the report.
+    """
     chance = random.Random(seed)
     ids = [f"order-{number}" for number in range(events)]
     moments = sorted(chance.sample(range(events // 20, events), kills))

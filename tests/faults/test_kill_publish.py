@@ -29,7 +29,7 @@ def printed_seed() -> int:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_no_event_is_lost_when_the_service_is_killed(streamed: bool, tmp_path: Path):
-    """No event is lost when the service is killed twice and two answers are lost.
+    """No event is lost if the service is killed twice and two responses are lost.
 
     The bus contains no more duplicates than the publisher reports.
     """

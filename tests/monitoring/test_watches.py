@@ -19,7 +19,7 @@ NAME = "My_Sub"
 
 
 def test_stuck_write_fails_health_until_it_ends():
-    """A job's write of over 600 s is reported as stuck.
+    """A write that has lasted over 600 s is reported as stuck.
 
     Once it ends, its duration and result are recorded.
     """

@@ -113,5 +113,5 @@ class PlainLedger:
 
 
 def place(positions: list[Position]) -> tuple[int, ReplayId] | None:
-    """Return the order and replay id of the last position; None if nothing was received."""
+    """Return the order and replay id of the last of *positions*, or None if there are none."""
     return (positions[-1].order, positions[-1].replay_id) if positions else None

@@ -109,8 +109,9 @@ def test_opening_renews_a_token_that_has_expired_once():
 
 
 def test_the_advised_times_are_respected():
-    """The advised interval is in milliseconds, and a poll may take 1.2 times the
-    advised timeout.
+    """The next poll is sent after the interval that the server advises, in milliseconds.
+
+    The client waits for its response for 1.2 times the advised timeout.
     """
     script = Script()
     script.open()
@@ -158,7 +159,7 @@ def test_multiple_clients_advice_suspends_long_polling(caplog):
 
 
 def test_events_are_recognized_by_their_data():
-    """A message with data is an event, wherever it is in an answer and whatever id it carries."""
+    """A message with data is an event, wherever it is in a response and whatever id it has."""
     script = Script().connected(TOPIC)
     script.answer(
         POLL,
@@ -214,8 +215,8 @@ def test_replies_that_match_no_request_are_ignored():
 
 
 def test_a_filter_is_part_of_the_subscription_but_not_of_the_position():
-    """The subscription is sent with its filter, and its position under the channel without the
-    filter.
+    """A subscribe request names the subscription with its filter, but sends the position under the
+    channel without it.
     """
     script = Script().connected()
     script.subscribe(f"{TOPIC}?Name='a'", 7)
@@ -321,8 +322,9 @@ def test_events_that_overtook_a_lost_subscribe_reply_are_replayed():
 
 
 def test_polling_continues_after_an_abandoned_subscribe_is_refused():
-    """If a subscribe is abandoned and then refused, the events that waited for it are dropped and
-    polling continues.
+    """If a subscribe is abandoned and then refused, polling continues.
+
+    Events of its channel that arrived before the reply are dropped.
     """
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
@@ -382,7 +384,9 @@ def test_an_unsubscribe_waits_for_the_servers_reply():
 
 
 def test_an_event_that_arrives_after_an_unsubscribe_is_delivered():
-    """An event that arrives after the unsubscribe is delivered under the subscription's name."""
+    """An event that arrives after the unsubscribe is delivered under the name that was subscribed,
+    including its filter.
+    """
     name = f"{TOPIC}?Name='a'"
     script = Script().connected(name)
     script.unsubscribe(name)
@@ -421,7 +425,7 @@ def channels_of_last_request(script: Script) -> list[str]:
 def test_unsubscribing_while_the_resubscribe_is_in_flight(answer):
     """An unsubscribe takes effect whether the resubscribe succeeds, is refused or fails.
 
-    If it succeeds, an unsubscribe is sent after it.
+    If the resubscribe succeeds, an unsubscribe request is sent afterwards.
     """
     script = Script().connected(TOPIC)
     script.confirm(POLL, event(5))
@@ -547,7 +551,9 @@ def test_a_reconnect_before_the_first_event_reports_a_gap():
 
 
 def test_a_reconnect_without_replay_reports_a_gap():
-    """If the server's handshake does not offer replay, a Gap is reported despite a known id."""
+    """If the handshake of a reconnect does not offer replay, a Gap is reported although the last
+    replay id is known.
+    """
     script = Script().connected(TOPIC)
     script.confirm(POLL, event(5))
     script.fail(POLL)
@@ -658,8 +664,8 @@ def test_a_session_that_may_have_lost_a_response_is_replaced(speak):
 
 @pytest.mark.parametrize("speak", [lambda s: s.answer(ASK), lambda s: s.refuse(ASK, UNKNOWN)])
 def test_a_failed_request_of_many_messages_counts_as_one_failure(speak):
-    """A request that resubscribes two channels counts as one failure, so the delay is
-    doubled once.
+    """A failed request that resubscribes two channels counts as one failure, so the retry delay is
+    doubled only once.
     """
     script = Script(connection_timeout=None).connected(TOPIC, OTHER)
     script.fail(POLL)
@@ -690,8 +696,9 @@ def test_a_held_connect_is_cancelled_before_a_new_session():
 
 @pytest.mark.parametrize("late", [True, False])
 def test_events_before_a_lost_subscribe_reply_do_not_move_the_position(late):
-    """A poll's newer event does not move the position while the subscribe's reply with older ones
-    is lost. All of them are replayed.
+    """If the reply to a subscribe is lost, a newer event from a poll does not move the position.
+
+    That event and the older ones in the lost reply are all replayed.
     """
     script = Script(connection_timeout=None).connected()
     script.subscribe(TOPIC, -2)
@@ -712,7 +719,9 @@ def test_events_before_a_lost_subscribe_reply_do_not_move_the_position(late):
 
 
 def test_an_invalid_answer_to_a_cancelled_request_is_ignored():
-    """It does not count as another failure, which would double the delay."""
+    """An invalid response to a cancelled request does not count as a second failure, so the retry
+    delay is not doubled.
+    """
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     script.fail(ASK)
@@ -816,7 +825,10 @@ def test_retry_advice_repeats_the_connect_in_the_same_session():
 
 
 def test_a_busy_server_is_retried_after_the_busy_delay():
-    """Even if the error is a 401, the token is not renewed."""
+    """A server that is too busy is asked again after the busy delay.
+
+    The token is not renewed, even if the error is a 401.
+    """
     script = Script(connection_timeout=None).connected(TOPIC)
     script.refuse(POLL, "401::Authentication invalid", "none", "503::Server is too busy")
     assert script.renewals == 0
@@ -914,9 +926,10 @@ def test_a_failed_sign_in_is_reported():
 
 
 def test_advice_not_to_reconnect_is_reported():
-    """If "none" is advised, and not because of the token, the client stops with one error.
+    """If the server advises "none" for a reason other than the token, the client stops with one
+    error.
 
-    This applies to a refused and to a successful connect.
+    This applies whether the connect was refused or successful.
     """
     for speak in (
         lambda s: s.refuse(POLL, "403::Organization says no", "none"),

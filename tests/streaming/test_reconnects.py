@@ -153,7 +153,7 @@ def test_unsubscribe_succeeds_after_the_session_has_expired(face, emulator):
 
 
 def test_two_channels_resume_from_their_own_positions(face, emulator):
-    """After a lost connection, two channels with one queue each resume from their own position."""
+    """After a lost connection, two channels of one client each resume from their own position."""
     client = face(emulator, TOPIC, replay=-2)
     client.subscribe("/event/Order_Event__e")
     emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "1"}])
@@ -169,10 +169,10 @@ def test_two_channels_resume_from_their_own_positions(face, emulator):
 
 
 def start_outage(tmp_path, face, seconds, timeout):
-    """Stop a client's emulator; return the client, a function that restarts it, and the time
-    before.
+    """Connect a client with the connection_timeout *timeout*, then stop its emulator.
 
-    The function waits for *seconds* before it restarts the emulator; the time is monotonic.
+    Return the client, a function that waits for *seconds* and restarts the emulator, and the
+    monotonic time at which the outage began.
     """
     with EmulatorServer(tmp_path) as emulator:
         port = int(emulator.http_url.rpartition(":")[2])
@@ -365,7 +365,7 @@ def test_closing_is_quick_and_logs_no_error(face, emulator, caplog, how):
     ids=["page", "slow"],
 )
 def test_a_failed_disconnect_is_ignored(face, emulator, caplog, fault):
-    """A disconnect that fails or is not answered in time raises and logs no error.
+    """A disconnect that fails or is not answered in time neither raises nor logs an error.
 
     Closing stays within its time limit.
     """

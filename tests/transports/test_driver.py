@@ -94,7 +94,7 @@ class Harness:
             self.driver.wait(changes, rest)
 
     def take(self) -> list[str]:
-        """Accept the next arrival, and return the ids of its events."""
+        """Wait for the next batch, accept it, and return the ids of its events."""
         arrival = self.next()
         assert arrival is not None
         self.driver.accept(arrival)
@@ -151,7 +151,10 @@ def test_waiting_returns_none_after_its_timeout(harness):
 
 
 def test_a_batch_stays_first_in_the_queue_until_accepted(harness):
-    """An interrupted reader therefore loses nothing. Accepting the batch again has no effect."""
+    """A batch stays first in the queue until accepted, so an interrupted reader loses nothing.
+
+    Accepting it again has no effect.
+    """
     h = harness()
     h.call.respond(Response(events(0, 3), pending=97))
     first = h.next()
@@ -250,7 +253,7 @@ def test_an_expired_session_is_renewed_and_the_stream_resumes(harness):
 
 
 def test_a_session_that_cannot_be_renewed_ends_the_subscription(harness):
-    """If a session cannot be renewed, the application receives the renewal's error."""
+    """If a session cannot be renewed, the application receives the error of the renewal."""
 
     def renew(_headers):
         raise AuthenticationError("no credentials")
@@ -272,7 +275,7 @@ def test_an_internal_error_is_raised_and_logged(harness, caplog):
 
 
 def test_a_commit_waits_for_its_answer(harness):
-    """commit() returns a receipt with the contents of the service's answer."""
+    """commit() waits for the service's response and returns a receipt with its contents."""
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     h.take()
@@ -313,7 +316,7 @@ def test_a_drain_half_closes_the_stream_and_waits_for_its_end(harness):
 
 
 def test_a_drain_ends_without_any_response(harness):
-    """drain() ends after close_timeout even if the service never answers."""
+    """drain() ends after close_timeout even if the service never responds."""
     h = harness(timings=Timings(close_timeout=0.05))
     h.driver.drain()
     assert h.call.cancelled or h.call.next_request() is None
@@ -384,9 +387,10 @@ class CountedClock:
 
 @pytest.mark.parametrize("managed", [False, True])
 def test_a_response_takes_the_drivers_lock_at_most_three_times(harness, managed):
-    """It is taken once to receive a response, once to deliver it and, if managed, once to ack it.
+    """The lock is taken once to receive a response, once to deliver it and, in a managed
+    subscription, once to ack it.
 
-    If no thread is waiting, none is woken, which would cost a context switch.
+    If no thread is waiting, none is woken.
     """
     clock = CountedClock()
     h = harness(managed=managed, clock=clock, start=None if managed else StartPosition.earliest())

@@ -284,7 +284,7 @@ def test_an_aborted_query_lets_the_next_job_begin(org, user):
 def test_an_ingest_job_resumes_after_a_restart(tmp_path):
     """An interrupted ingest job resumes after a restart and processes each row once.
 
-    Result rows beyond its stored count are discarded.
+    Result rows beyond the job's stored count of processed rows are discarded.
     """
     with EmulatorServer(tmp_path) as emulator:
         select(emulator, "Order__c")

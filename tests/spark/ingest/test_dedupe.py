@@ -58,12 +58,12 @@ def event(
     topic: str = "/event/A",
     time: float | None = NOW,
 ) -> tuple[int, bytes, str, str, float | None]:
-    """Return an event for `rows_of`."""
+    """Return an event in the form that `rows_of` accepts."""
     return number, payload, schema, topic, time
 
 
 class World:
-    """A window and a table of rows; records the look-ups in the table."""
+    """A window of dedupe keys and a table of rows, which records every look-up in the table."""
 
     def __init__(self) -> None:
         self.window: dict[bytes, Known] = {}
@@ -86,10 +86,10 @@ class World:
         }
 
     def store(self, rows: pa.Table, at: float = NOW, *, known: str = "sure") -> None:
-        """Add rows that were written at a given time to the table.
+        """Add rows that were written at the time *at* to the table.
 
-        The window has their marks (`sure`), only their hours (`unmarked`), marks of an earlier
-        process (`unsure`), or nothing (`no`).
+        *known* says what the window contains for them: their marks (`sure`), only the hours of
+        their writes (`unmarked`), marks of an earlier process (`unsure`), or nothing (`no`).
         """
         for row, mark in zip(rows.to_pylist(), self.marker.marks(rows, at), strict=True):
             stored = StoredRow(**{name: row[name] for name in StoredRow.COLUMNS})
@@ -170,8 +170,9 @@ def test_conflicts_within_a_write_are_found(world: World):
 
 @pytest.mark.parametrize("known", ["unmarked", "unsure"])
 def test_uncertain_key_is_looked_up_near_its_hour(world: World, known: str):
-    """A key that was loaded from the table has no mark, and the row of a key from an earlier
-    process may be gone. Both are looked up, but only around the hour of their row.
+    """A key without a mark, or with a mark from an earlier process, is looked up in the table.
+
+    The look-up is limited to a time span around the hour at which its row was written.
     """
     written = NOW - 20 * HOUR
     world.store(rows_of(event(1), event(2)), written, known=known)
@@ -209,8 +210,8 @@ def test_only_events_older_than_the_window_or_without_a_time_are_looked_up(world
 def test_a_write_makes_one_look_up_in_a_limited_time_span(world: World, time: float | None):
     """A write makes a single look-up, even if its events have no time or a very old one.
 
-    The time span goes back no further than the events or the service's retention, plus a day of
-    tolerance.
+    The time span begins a day before the oldest event, but never more than a day before the
+    service's retention period.
     """
     world.judge(rows_of(event(1, time=time), event(2, time=time)))
     ((_, spans),) = world.asked

@@ -32,10 +32,10 @@ TOPIC = "/data/ChangeEvents"
 
 
 class World:
-    """An org with accounts, and a mirror of them under *path* or, if given, at *to* in Spark's
-    syntax.
+    """An org with accounts, and a mirror of them in a directory below *path*.
 
-    The mirror's clock advances only by a margin, whenever the mirror has nothing to do.
+    If *to* is given, the mirror is at that location, in Spark's syntax, instead. The mirror's clock
+    advances only by a margin, whenever the mirror has nothing to do.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class World:
         """Let the mirror do one step; if there is nothing to do, advance the clock by a margin.
 
         Returns:
-            Whether the mirror had nothing to do and is settled.
+            True if the mirror had nothing to do and is settled, otherwise False.
         """
         state = self.stream.state()
         if mirror.advance(state):
@@ -169,7 +169,7 @@ class World:
         return found
 
     def check(self) -> None:
-        """Check that the accounts in the table equal those in the org, except deleted ones."""
+        """Check that all accounts not marked as deleted in the table equal those in the org."""
         fields = "Id, Name, Phone, BillingCity"
         there = self.emulator.records.query(f"SELECT {fields} FROM Account", self.user).rows
         truth = {row["Id"]: (row["Name"], row["Phone"], row["BillingCity"]) for row in there}

@@ -119,13 +119,16 @@ def read(seq: int, *, asked: int = 0, since: int | None = None, until: int = 100
 
 
 def update(seq: int, phone: str, *, tick: int | None = None) -> Change:
-    """Return an update of the phone number at *tick*, by default at tick *seq*."""
+    """Return an UPDATE of the phone number in raw row *seq*, made at *tick* (default: *seq*)."""
     when = time_of(seq if tick is None else tick)
     return Change("UPDATE", when, seq, 1, seq, (phone, None, None, None), ["Phone"])
 
 
 def change(kind: str, seq: int, *values: Any) -> Change:
-    """Return a change of this kind at tick *seq*; without values, all fields are null."""
+    """Return a change of the given *kind*, such as CREATE, at tick *seq*.
+
+    Without *values*, all fields are null.
+    """
     return Change(kind, time_of(seq), seq, 1, seq, values or (None,) * 4)
 
 
@@ -178,8 +181,8 @@ def test_event_after_the_as_of_is_applied_to_an_older_row():
 
 
 def test_read_from_before_a_gap_event_leaves_its_entry_open():
-    """The record stays marked for a reread until a read is merged whose as-of includes the gap
-    event.
+    """The record stays marked for a reread until a read whose as-of includes the gap event is
+    merged.
     """
     gap = change("GAP_UPDATE", 6)
     first = apply_changes(FIELDS, X, known("1", 1), [gap], [])
@@ -196,9 +199,11 @@ def test_read_from_before_a_gap_event_leaves_its_entry_open():
 
 
 def test_entry_is_not_closed_by_a_read_requested_before_it():
-    """A queue entry without an event, such as a formula refresh, is closed only by reads whose
-    as-of includes its request number. An entry about all records requires this of every piece of
-    the object.
+    """A queue entry without an event, such as a formula refresh, is closed only by a read whose
+    as-of includes the entry's request number.
+
+    An entry about all records is closed only if every part of the object's read meets that
+    condition.
     """
     entry = Entry(None, Cue(Reason.FORMULA, None, None, 5), asked=2)
     assert not heals(read(5, asked=1), entry)
@@ -266,8 +271,8 @@ def test_absence_proves_deletion_only_after_the_last_event():
 
 
 def test_late_event_prevents_deletion_by_an_earlier_read():
-    """A late event is not applied, but a read whose as-of does not include it cannot prove by
-    absence that the record is deleted.
+    """A record that a read does not return is marked as deleted only if the read's as-of includes
+    the record's late event.
     """
     late = Entry(X, Cue(Reason.LATE, "UNDELETE", time_of(3), 7))
     created = known("1", 6)
@@ -279,8 +284,8 @@ def test_late_event_prevents_deletion_by_an_earlier_read():
 
 
 def test_an_older_read_changes_nothing():
-    """A piece of a long Bulk job that is merged after a newer read neither changes nor deletes a
-    record.
+    """A read that is merged after a newer one, such as part of a long Bulk job, neither changes nor
+    deletes a record.
     """
     newer = merge_row(FIELDS, X, None, read(9), Row(("9", None, None, None)), [], []).mirrored
     row = Row(("5", None, None, None))
@@ -291,8 +296,8 @@ def test_an_older_read_changes_nothing():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_older_read_does_not_restore_a_record(seed: int):
-    """A record without events was deleted by an overflow, and a newer read of the object does not
-    return it. An older response that arrives after that does not add it.
+    """If an overflow deletes a record without events and a newer read does not return it, the late
+    response to an older read does not add it again.
     """
     machine = MirrorMachine()
     machine.begin(seed=seed, records=2, is_read=False)
@@ -347,7 +352,9 @@ def test_event_older_than_the_read_is_late():
 
 
 def test_create_keeps_fields_that_events_omit():
-    """When a CREATE event is applied to a row that was read, the formula keeps its value."""
+    """A CREATE event that is applied to a row from a read does not change the formula field, which
+    it omits.
+    """
     created = change("CREATE", 6, "1", None, None, None)
     row = Row(("1", None, None, "formula"))
     after = merge_row(FIELDS, X, None, read(5), row, [created], []).mirrored

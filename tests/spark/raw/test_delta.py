@@ -135,8 +135,11 @@ def test_a_restore_records_one_gap_for_a_managed_subscription(spark, open_writer
 
 
 def test_a_restored_table_resumes_each_of_its_sources_separately(spark, open_writer, table):
-    """Each managed subscription gets a gap and each topic resumes from its own newest row, even if
-    the next job does not read that source."""
+    """After RESTORE, each managed subscription gets a gap, and each topic resumes from its own
+    newest row.
+
+    This includes sources that the next job does not read.
+    """
     sources = {"subscription": [MANAGED, "Second"], "topic": [TOPIC, OTHER]}
     writer = open_writer(**sources)
     batches = {MANAGED: (0, 1), TOPIC: (10, 11), OTHER: (20, 21)}

@@ -57,8 +57,10 @@ def test_an_unknown_or_invalid_option_is_rejected(options, message):
 
 
 def test_several_topics_may_have_different_starts():
-    """Topics are separated by commas, deduplicated and sorted; a replay id is accepted only for a
-    single topic or for a named one."""
+    """Topics are separated by commas, deduplicated and sorted.
+
+    If there are several, startingOffsets must name the topic to which a replay id belongs.
+    """
     both = {"topics": f"{TOPIC}, /data/ChangeEvents,{TOPIC}"}
     options = SourceOptions.parse(both | {"startingOffsets": f'{{"{TOPIC}": "00ff"}}'})
     assert options.topics == ("/data/ChangeEvents", TOPIC)
@@ -76,7 +78,10 @@ def test_several_topics_may_have_different_starts():
      "sessionId", "privateKey", "refresh.token", "apiKey", "jwt"],
 )  # fmt: skip
 def test_a_credential_as_an_option_is_rejected_and_not_repeated(name):
-    """Options are sent to executors and stored in the event log; the error suggests configFile."""
+    """A credential given as an option is rejected, because Spark stores options in its event log.
+
+    The error suggests configFile and does not repeat the value.
+    """
     with pytest.raises(ConfigurationError, match="looks like a credential") as caught:
         parse(**{name: "hunter2-planted"})
     assert "planted" not in str(caught.value)

@@ -164,7 +164,10 @@ def test_a_position_on_a_quiet_topic_is_renewed_before_it_expires(world, monkeyp
 
 
 def test_an_expired_position_ends_the_query_with_advice(world):
-    """By default, the query fails if events expired; the error names the option to continue."""
+    """By default, the query fails if its position has expired.
+
+    The error names failOnDataLoss, the option that lets the query continue.
+    """
     published = world.publish(6)
     first = world.reader()
     end = next_end(first, first.initialOffset(), 6)
@@ -202,8 +205,9 @@ def test_without_fail_on_data_loss_a_row_marks_the_gap(world):
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 @pytest.mark.parametrize("kept", ["some", "none"])
 def test_a_first_batch_without_its_first_events_is_data_loss(world, start, kept):
-    """If events of a first batch have expired, repeating it raises an error, or with
-    failOnDataLoss=false adds a gap row, instead of silently omitting them.
+    """If events of a first batch have expired, repeating the batch raises an error.
+
+    With failOnDataLoss=false, a gap row is added instead.
     """
     world.set(startingOffsets=start)
     first = world.reader()
@@ -240,7 +244,9 @@ def test_a_repeated_first_batch_is_complete_if_its_start_was_changed(world):
 
 
 def test_a_repeated_batch_with_fewer_events_is_data_loss(world):
-    """The start and the end of the batch still exist, but an event between them is missing."""
+    """Repeating a batch raises an error if an event is missing, even if its first and last events
+    still exist.
+    """
     world.publish(10)
     first = world.reader()
     begin = next_end(first, first.initialOffset(), 10)
@@ -252,8 +258,11 @@ def test_a_repeated_batch_with_fewer_events_is_data_loss(world):
 
 @pytest.mark.parametrize("start", ["an event", "earliest"])
 def test_the_search_for_the_missing_end_of_a_batch_terminates(world, start):
-    """It stops even on a busy topic: the offsets say how many events the batch had, and newer
-    events cannot belong to it."""
+    """If the end of a batch is no longer retained, the search for it ends with an error, even on a
+    busy topic.
+
+    The offsets say how many events the batch had, so newer events cannot belong to it.
+    """
     published = world.publish(20)
     source = world.reader()
     begin = source.initialOffset()
@@ -342,7 +351,7 @@ def test_available_now_ends_at_the_first_keepalive(world):
 
 
 def test_a_pause_between_responses_does_not_count_as_a_keepalive(run_emulator):
-    """Only a keepalive shows that a topic was read to its end, not the last event's position."""
+    """Only a keepalive, not a pause after a response, shows that a topic was read to its end."""
     with closing(World(run_emulator())) as world:
         world.publish(3)
         source = world.reader()

@@ -68,7 +68,9 @@ class SlowRecord:
         self.flags.append((self.deleted, self.complete, self.reason))
 
     def _value(self, last: int, leaf: str) -> Any:
-        """Return the value of a field, or of a part of one, after change number *last*."""
+        """Return the value of *leaf*, a field or a part of one (``Field.Part``), after change
+        number *last*.
+        """
         parent, _, part = leaf.partition(".")
         for number in range(last, -1, -1):
             event = self.counting[number][1]
@@ -101,7 +103,9 @@ class SlowRecord:
         return new, False
 
     def values(self, last: int) -> dict[str, Any]:
-        """Return the non-null columns after change number *last*, with parts in structs."""
+        """Return the non-null columns after change number *last*, with the parts of a field in a
+        struct.
+        """
         found: dict[str, Any] = {}
         for leaf in LEAVES:
             value = self._value(last, leaf)

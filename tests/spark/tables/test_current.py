@@ -50,9 +50,10 @@ def test_table_names_are_object_names():
 
 @pytest.mark.slow
 def test_tables_equal_the_reference_for_steps_of_any_size(world):
-    """Random events, processed in random steps, yield the rows that `SlowTables` computes at once.
+    """Random events, processed in steps of random size, yield the rows that `SlowTables` computes
+    from all events together.
 
-    This applies to current, history and queue tables, even if a schema changes.
+    The current, history and queue tables all match, even if a schema changes.
     """
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -72,9 +73,9 @@ class Killed(BaseException):
 
 @contextmanager
 def kill_at(moment: int, tables: EventTables) -> Iterator[None]:
-    """Raise `Killed` at commit *moment* // 2 (counted from 0).
+    """Raise `Killed` before or after the commit with the index *moment* // 2 (counted from 0).
 
-    It is raised before the commit if *moment* is even, otherwise after it.
+    An even *moment* kills before the commit, an odd one after it.
     """
     kind = type(tables.target.table("any"))
     calls: list[str] = []
@@ -159,7 +160,10 @@ def test_an_undecodable_event_marks_all_records_for_rereading(world):
 
 @pytest.mark.slow
 def test_current_tables_cannot_be_added_later_without_a_rebuild(world):
-    """Without the earlier events, existing records would look incomplete."""
+    """Enabling current tables for existing tables is an error that advises a rebuild.
+
+    Without the earlier events, existing records would look incomplete.
+    """
     org = Org(0)
     for number in (1, 2):
         world.write([(ACCOUNT, org._event("CREATE", [f"001{number}"], {"Phone": "1"}))])

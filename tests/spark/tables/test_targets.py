@@ -71,7 +71,7 @@ def target(spark, tmp_path):
 
 
 def test_a_table_applies_each_step_once(target):
-    """An append with the number of an applied or earlier step adds nothing."""
+    """An append adds nothing unless its step number is higher than the last applied one."""
     table = target.table("Order_Event__e")
     assert not table.exists()
     assert table.step() == 0
@@ -94,8 +94,11 @@ def test_a_table_applies_each_step_once(target):
 
 
 def test_columns_are_added_at_every_depth(target):
-    """Older rows are null in new columns and nested fields. The table's facts are replaced as a
-    whole, or kept if none are given."""
+    """Older rows are null in new columns and nested fields.
+
+    The facts stored with the table, such as its schema ids, are replaced as a whole, or kept if
+    none are given.
+    """
     table = target.table("AccountChangeEvent")
     table.make(COLUMNS, {"schema_ids": "a"})
     table.append([parquet_of(rows(0))], 1)
@@ -312,8 +315,10 @@ def test_the_first_step_into_a_new_table_runs_no_job(target):
 
 
 def test_the_step_number_of_one_table_is_not_used_for_another(target):
-    """A merge sets its step number in the session. If another thread adds columns to a table
-    meanwhile, it must not store that number, or later steps would silently be skipped.
+    """A thread that adds columns to a table does not store the step number that a merge has set in
+    the session.
+
+    Otherwise, later steps of that table would silently be skipped.
     """
     if TABLE_FORMAT != "delta":
         pytest.skip("other formats have a number with each snapshot that is staged")
