@@ -92,7 +92,9 @@ class ForeignServer:
             self._lines.put(line)
 
     def ask(self, command: str) -> list[int]:
-        """Send a command to the server, and return its answer: the replay ids it published."""
+        """Send a command to the server, and return the replay ids of the events that it then
+        published.
+        """
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         return json.loads(self._lines.get(timeout=START_S))

@@ -201,7 +201,7 @@ def test_a_store_with_a_default_start_replays_all_events_first(face, emulator, t
 
 
 class OwnStore(ReplayStore):
-    """A user's store that keeps every position it was given, as a list of numbers."""
+    """A user-defined store that keeps the number of every position that it is given."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
