@@ -235,7 +235,9 @@ def test_an_exponential_schema_takes_bounded_time(levels, fan):
 
 
 def test_schemas_of_900_fields_use_the_generated_decoder():
-    """The generator's limit exceeds 900 fields, roughly the largest possible object."""
+    """The generated decoder supports schemas of 900 fields, roughly as many as the largest possible
+    object has.
+    """
     wide = codec_of(*["string"] * (decoder.MAX_NODES + 1))
     assert not is_generated(wide)
     assert is_generated(codec_of(*[["null", "string"]] * 900))  # about the largest object possible

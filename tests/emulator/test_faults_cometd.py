@@ -58,10 +58,7 @@ def held(emulator, client):
 
 
 def test_refuse_message_rejects_a_message_with_any_text(emulator):
-    """The fault `refuse_message` rejects any message with a given error text, advice and reason.
-
-    By default the client is unknown, and there is no advice.
-    """
+    """The fault `refuse_message` rejects a message with the given error text, advice and reason."""
     emulator.faults.add(
         Fault(
             "refuse_message",

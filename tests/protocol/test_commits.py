@@ -236,8 +236,9 @@ def test_last_confirmed_position_is_committed_again() -> None:
 
 
 def test_repeated_commit_is_retried_soon_after_a_timeout() -> None:
-    """A repeated commit that times out is retried after the usual backoff, since the service would
-    close the stream before the next interval ends."""
+    """If a repeated commit times out, it is retried after the usual backoff: waiting for the next
+    interval would let the service close the stream.
+    """
     commits = fresh()
     commits.answered(ok(sent(commits, 1)), 0.0)
     assert commits.next_request(None, 1200.0) is not None

@@ -40,7 +40,7 @@ def test_consecutive_failures_increase_the_delay() -> None:
 
 
 def test_response_resets_all_limits() -> None:
-    """A response from the service clears the failure's reason, the connection timeout, the time
+    """A response from the service clears the last failure, the connection timeout, the time
     limit for rejected sessions, and the delay.
     """
     judge = retries(connection_timeout=9.0)

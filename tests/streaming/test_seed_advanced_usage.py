@@ -290,7 +290,7 @@ def test_the_fallback_replaces_a_rejected_position(face, emulator):
 
 
 def test_messages_are_prefetched_and_counted(face, emulator):
-    """Messages are fetched and counted before anyone asks for them, and can be read after
+    """Messages are fetched before `receive` is called, are counted, and can still be read after
     closing.
     """
     client = face(emulator, TOPIC)

@@ -262,7 +262,7 @@ def test_agenda_returns_what_is_due():
 def test_retry_delays_grow_up_to_ten_minutes():
     """The delay doubles with each failure, up to ten minutes, and a successful read resets it.
 
-    If the daily requests are used up, it is ten minutes at once.
+    If the daily limit of requests is used up, the delay is ten minutes at once.
     """
     patience = RequestBackoff()
     error = StreamUnavailableError("down")
@@ -277,8 +277,8 @@ def test_retry_delays_grow_up_to_ten_minutes():
 
 
 def test_last_error_of_the_stream_is_raised(tmp_path: Path):
-    """A failed write of a stream that is being closed raises its error, unless another error has
-    already ended the mirror.
+    """Closing a stream raises the error of its failed write, unless another error has already ended
+    the mirror.
     """
 
     def stream() -> MirrorStream:
