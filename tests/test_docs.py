@@ -114,7 +114,7 @@ PROGRAMS = blocks(page("programs"), "python")
 
 
 def run_program(number: int, tmp_path: Path) -> subprocess.Popen[str]:
-    """Write the page's program with this number to a file, and start it."""
+    """Write the program with index *number* on the page to a file, and start it."""
     file = tmp_path / f"program_{number}.py"
     file.write_text(PROGRAMS[number])
     return subprocess.Popen(
@@ -172,7 +172,7 @@ def test_error_handling_example_names_the_missing_topic(order_service, tmp_path)
 
 
 def test_the_example_test_of_a_subscriber_passes(tmp_path):
-    """The page's example of a user's own test passes as a file by itself."""
+    """The page's example of a user's own test passes when it is run as a file by itself."""
     (tmp_path / "test_orders.py").write_text(PROGRAMS[4])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", tmp_path],

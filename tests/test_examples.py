@@ -48,7 +48,7 @@ def orders_service(run_emulator, monkeypatch):
 
 
 def start(name: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    """Start the example program with these arguments."""
+    """Start the example program *name* with these arguments in a new process."""
     return subprocess.Popen(
         [sys.executable, EXAMPLES / name, *arguments],
         stdout=subprocess.PIPE,

@@ -36,7 +36,9 @@ TENANT = "00D000000000001EAA"
 
 @pytest.fixture
 def host(authority):
-    """Run an HTTPS server that responds with ``{"ok": true}`` until a test sets its `answer`."""
+    """Run an HTTPS server that responds with ``{"ok": true}`` unless a test replaces its `answer`
+    function.
+    """
     with https_host(lambda _request: Reply(200, {"ok": True}), authority) as found:
         yield found
 
@@ -179,9 +181,7 @@ def test_a_cookie_is_not_kept(host, http):
 
 
 def test_requests_ca_bundle_is_ignored(host, monkeypatch):
-    """The environment variable REQUESTS_CA_BUNDLE, which is meant for other tools, does not make
-    a certificate trusted.
-    """
+    """A certificate in REQUESTS_CA_BUNDLE, which is meant for other tools, is not trusted."""
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", host.ca_file)
     with pytest.raises(StreamUnavailableError, match="certificate"):
         HttpClient(timeout=30.0).call(Bearer(host.url, "t"), "GET", "/x")
@@ -203,7 +203,7 @@ def test_requests_go_through_the_proxy(host, http):
 def test_the_proxy_in_the_environment(host, http, monkeypatch):
     """If no proxy is configured, the one in ``https_proxy`` is used.
 
-    ``no_proxy`` exempts a host from either proxy.
+    A host in ``no_proxy`` is reached without a proxy, even if one is configured.
     """
     with connect_proxy() as proxy:
         monkeypatch.setenv("https_proxy", proxy.url)
@@ -251,7 +251,9 @@ def test_an_unreachable_proxy(host):
 
 
 def test_a_rejected_static_token_names_its_setting(host, http):
-    """If an access token from the settings is rejected, the error says which setting it was."""
+    """If a fixed access token from the settings is rejected, the error names the setting that
+    contains it.
+    """
     host.answer = lambda _request: Reply(401, [])
     org = OrgClient(CurrentSession(StaticSession(Session("t", host.url, TENANT))), http)
     with pytest.raises(AuthenticationError, match="SFPUBSUB_ACCESS_TOKEN"):
@@ -293,7 +295,9 @@ def test_an_expired_request_sends_nothing(host):
 
 
 def test_only_the_latest_connection_is_shut_down_on_expiry():
-    """Watching a second one closes the handle of the first; `expire` shuts down the second."""
+    """Watching a second connection closes the handle of the first, and `expire` then shuts down the
+    second.
+    """
     limit = RequestLimit()
     first, first_end = socket.socketpair()
     second, second_end = socket.socketpair()

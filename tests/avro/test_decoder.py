@@ -117,7 +117,7 @@ def test_truncated_and_extended_payloads_raise(name):
 
 
 def test_other_kinds_of_buffers_can_be_decoded():
-    """Payloads from gRPC are bytes, but a user may have a bytearray or a memoryview."""
+    """A payload in a bytearray or a memoryview is decoded like one in bytes."""
     codec = codec_of("string", ["null", "bytes"], "double")
     raw = codec.encode({"f0": "ü", "f1": b"\x01", "f2": 2.5})
     assert codec.decode(bytearray(raw)) == codec.decode(memoryview(raw)) == codec.decode(raw)
@@ -152,17 +152,15 @@ def test_times_are_datetimes_on_request_only():
 
 @pytest.mark.parametrize("number_", [2**62, -(2**62), 253_402_300_800_000])
 def test_a_time_outside_the_datetime_range_stays_a_number(number_):
-    """A publisher may send any number as a time; one that no datetime can represent is returned as
-    is.
-    """
+    """A time that no datetime can represent is returned as a number."""
     codec = Codec("id", schema_text("order_event"))
     value = {**next(values("order_event", 1)), "CreatedDate": number_}
     assert codec.decode(codec.encode(value), datetimes=True)["CreatedDate"] == number_
 
 
 def test_times_inside_records_are_found():
-    """Times are converted inside records that are defined in place, referred to by name or
-    recursive.
+    """Times are converted inside nested records, whether these are defined in place, referred to by
+    name or recursive.
     """
     inner = {
         "type": "record",
@@ -221,8 +219,8 @@ def test_unsupported_schemas_fall_back_to_fastavro(codec, value):
 
 @pytest.mark.parametrize(("levels", "fan"), [(25, 2), (7, 30)])
 def test_an_exponential_schema_takes_bounded_time(levels, fan):
-    """Neither generating a decoder nor decoding expands all references of such a schema, so the
-    payload is rejected within seconds.
+    """If a schema's references would expand to exponentially many fields, they are not all
+    expanded: decoding and encoding fail within 5 s of CPU time.
     """
     codec = exponential(levels, fan)
     started = time.process_time()
@@ -237,14 +235,18 @@ def test_an_exponential_schema_takes_bounded_time(levels, fan):
 
 
 def test_schemas_of_900_fields_use_the_generated_decoder():
-    """The generator's limit exceeds 900 fields, roughly the largest possible object."""
+    """The generated decoder supports schemas of 900 fields, roughly as many as the largest possible
+    object has.
+    """
     wide = codec_of(*["string"] * (decoder.MAX_NODES + 1))
     assert not is_generated(wide)
     assert is_generated(codec_of(*[["null", "string"]] * 900))  # about the largest object possible
 
 
 def test_the_last_of_two_fields_with_the_same_name_wins():
-    """As with fastavro, the last field's value is kept, even if it is null."""
+    """If two fields of a schema have the same name, the last one's value is kept even if it is
+    null, as in fastavro.
+    """
     field = {"name": "a", "type": ["null", "string"]}
     codec = Codec("id", json.dumps({"type": "record", "name": "R", "fields": [field, field]}))
     raw = b"\x02\x02x\x00"
@@ -308,9 +310,8 @@ HOSTILE = [
 
 
 def test_names_from_the_network_never_become_code(monkeypatch):
-    """Field names from a schema are only keys.
-
-    All schemas of one shape have the same generated source.
+    """A schema's field names are used only as keys: all schemas of the same shape have the same
+    generated source.
     """
     texts = []
 
@@ -403,8 +404,8 @@ def negative_blocks(items: list[bytes]) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 100, 20_000])
 def test_blocks_with_a_negative_count_are_decoded(size):
-    """A negative count is followed by the size of its block; both decoders read such blocks as
-    fastavro does.
+    """Array and map blocks with a negative item count, which is followed by the block's size, are
+    decoded as by fastavro.
     """
     codec = codec_of({"type": "array", "items": "string"}, {"type": "map", "values": "int"})
     text = "x" * size
@@ -653,8 +654,8 @@ def value_of(draw, schema, named):
 
 
 def collect(schema, named):
-    """Add all named types of *schema* to *named*, also those in branches that a value may not
-    use.
+    """Add all named types in *schema* to *named*, including those in every union branch, and return
+    *named*.
     """
     if isinstance(schema, list):
         for branch in schema:
@@ -749,7 +750,7 @@ def outcome(codec: Codec, raw: bytes):
 @SLOW
 @given(schema=schemas(), raw=st.binary(max_size=60))
 def test_random_bytes_decode_or_fail_identically(schema, raw):
-    """For random schemas, both decoders return the same value or the same error."""
+    """For random bytes and schemas, both decoders return the same value or the same error."""
     codec = Codec("id", json.dumps(schema))
     assert outcome(codec, raw) == outcome(careful(codec), raw)
 

@@ -144,7 +144,9 @@ def test_subscribe_prints_events_soon_after_they_are_published(emulator):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_signal_drains_and_the_next_run_resumes(emulator, number, code, capsys):
-    """Exactly the printed events are committed, so the next run repeats no line and misses none."""
+    """After a signal, exactly the printed events are committed, so the next run repeats no event
+    and misses none.
+    """
     emulator.publish(TOPIC, orders(300))
     process = spawn(emulator, "subscribe", "--managed", NAME)
     printed = [json.loads(process.stdout.readline())["event_id"] for _ in range(50)]
@@ -165,7 +167,9 @@ def quick_slot(monkeypatch):
 
 
 def test_waiting_for_the_slot_does_not_count_as_idle(emulator, connect, capsys, quick_slot):
-    """While another client holds the slot, one line says so, and the idle timeout does not run."""
+    """While another client holds the managed subscription's slot, one line reports it, and the idle
+    timeout does not run.
+    """
     results = emulator.publish(TOPIC, orders(2))
     ended: list[float] = []
     with connect(emulator).subscribe_managed(NAME, ack="manual") as holder:
@@ -253,9 +257,9 @@ def test_a_silent_attempt_eventually_counts_as_listening():
 
 
 class FakeSubscription:
-    """A subscription without events, which goes through the given states.
+    """A fake subscription without events whose `health` goes through the given states.
 
-    Each state comes with the number of calls of `health` that return it; the last state remains.
+    Each state comes with the number of calls of `health` that return it; the last state is kept.
     """
 
     def __init__(self, *states: tuple[str, int]) -> None:
@@ -465,8 +469,8 @@ def test_an_unreachable_service_is_an_error_after_a_timeout(emulator, monkeypatc
 
 
 def test_an_undecodable_event_ends_subscribe(emulator, capsys):
-    """The events before the undecodable one are printed and committed; the committed position stays
-    at the last of them.
+    """If an event cannot be decoded, the command fails after it has printed and committed the
+    events before it.
     """
     from sfpubsub.emulator.org.bus import Draft
 

@@ -1,4 +1,6 @@
-"""Schemas stored on disk: whole or not at all, and looked up before the service is asked."""
+"""Tests of schemas stored on disk: each is stored completely or not at all, and the store is asked
+before the service.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def file_names(store: FileSchemaStore) -> list[str]:
 
 
 def test_stored_schemas_are_found_by_a_new_store(tmp_path):
-    """`put` creates the directory and a file per schema; `get` returns None for an unknown id."""
+    """A new store finds the schemas that another one stored in the same directory, which `put`
+    creates.
+
+    Each schema has its own file, and `get` returns None for an unknown id.
+    """
     store = FileSchemaStore(tmp_path / "deep" / "schemas")
     assert store.get("a") is None
     store.put("a", ORDER)
@@ -60,7 +66,9 @@ def test_stored_schemas_are_found_by_a_new_store(tmp_path):
     ],
 )
 def test_ids_never_share_a_file_even_if_case_is_ignored(tmp_path, ids):
-    """Ids may differ only in case, and no id may lead out of the directory."""
+    """Ids that differ only in case are stored in separate files, and no id leads out of the
+    directory.
+    """
     store = FileSchemaStore(tmp_path)
     for schema_id in ids:
         store.put(schema_id, schema_id * 2)
@@ -80,7 +88,9 @@ def test_ids_never_share_a_file_even_if_case_is_ignored(tmp_path, ids):
     ],
 )
 def test_damaged_file_is_detected_and_fetched_again(tmp_path, caplog, damage):
-    """A wrong schema would silently decode to garbage, so a changed file is not used."""
+    """A stored schema whose file was changed is fetched again, because a wrong schema would
+    silently decode to garbage.
+    """
     store = FileSchemaStore(tmp_path)
     store.put("a", ORDER)
     (file,) = tmp_path.iterdir()
@@ -106,7 +116,9 @@ def test_file_copied_from_another_schema_is_not_used(tmp_path):
 
 
 def test_threads_may_share_a_directory(tmp_path):
-    """A reader finds either nothing or the whole schema, and no temporary file is left."""
+    """Threads that share a directory find either no schema or a complete one, and leave no
+    temporary file.
+    """
     wrong = []
 
     def work():
@@ -125,7 +137,9 @@ def test_threads_may_share_a_directory(tmp_path):
 
 
 def test_kill_leaves_every_stored_schema_intact(tmp_path):
-    """Each schema whose `put` returned is stored; the next one is complete or missing."""
+    """After the process is killed, each schema whose `put` returned is intact, and the one after
+    them is complete or missing.
+    """
     code = (
         "import sys; from sfpubsub import FileSchemaStore\n"
         "store = FileSchemaStore(sys.argv[1])\n"
@@ -147,7 +161,9 @@ def test_kill_leaves_every_stored_schema_intact(tmp_path):
 
 
 def test_unusable_directory_raises_an_error_that_names_it(tmp_path):
-    """Storing or reading a schema there raises an error instead of failing silently."""
+    """Storing or reading a schema in an unusable directory raises an error instead of failing
+    silently.
+    """
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="file"):
         FileSchemaStore(tmp_path / "file").put("a", ORDER)
@@ -186,7 +202,10 @@ def test_cache_asks_the_store_before_the_service():
 
 
 def test_stored_schema_that_is_invalid_is_fetched_again():
-    """An invalid schema from the service raises an error and is not stored."""
+    """An invalid schema in the store is replaced by the service's.
+
+    An invalid schema from the service raises an error and is not stored.
+    """
     shelf = RecordingStore()
     shelf.kept["a"] = "{"
     assert SchemaCache(lambda id_: SchemaInfo(id_, ORDER), store=shelf).get("a").name
@@ -217,7 +236,9 @@ def test_schema_id_is_the_md5_of_the_canonical_form():
 
 
 def test_schema_id_that_is_not_the_hash_is_logged_once(caplog):
-    """The schema is counted as a mismatch and still used; a correct id is not logged."""
+    """A schema whose id is not its hash is used, counted as a mismatch, and logged once; a correct
+    id is not logged.
+    """
     right = schema_id_of(ORDER)
     cache = SchemaCache(lambda id_: SchemaInfo(id_, ORDER), max_schemas=1)
     for schema_id in ("wrong", right, "wrong", right, "wrong too"):

@@ -34,7 +34,7 @@ def client(emulator):
 
 
 def held(emulator, client):
-    """Send a connect in a thread, and return when it is held.
+    """Send a connect in a thread, and wait until the emulator holds it.
 
     Return a function that waits for the outcome: the messages of the response, or an exception.
     """
@@ -58,10 +58,7 @@ def held(emulator, client):
 
 
 def test_refuse_message_rejects_a_message_with_any_text(emulator):
-    """The fault `refuse_message` rejects any message with a given error text, advice and reason.
-
-    By default the client is unknown, and there is no advice.
-    """
+    """The fault `refuse_message` rejects a message with the given error text, advice and reason."""
     emulator.faults.add(
         Fault(
             "refuse_message",
@@ -133,9 +130,9 @@ def test_a_response_is_sent_slowly_but_completely(emulator, client):
 
 @pytest.mark.parametrize("kind", ["expire_token", "revoke_token"])
 def test_an_invalid_token_ends_the_session(emulator, client, kind):
-    """An expired token ends the session at once, even while a connect is held.
+    """A session ends at once if its token expires, even while a connect is held.
 
-    A revoked one ends it with the next connect.
+    If its token is revoked, it ends with the next connect.
     """
     result = held(emulator, client) if kind == "expire_token" else client.connect
     emulator.faults.add(Fault(kind))

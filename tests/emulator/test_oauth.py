@@ -73,9 +73,9 @@ def shared(tmp_path_factory: Any, key: Any) -> Any:
 
 
 def assertion(emulator: Any, key: Any, algorithm: str = "RS256", **changes: Any) -> str:
-    """Return a signed JWT assertion with changed claims.
+    """Return a signed JWT assertion whose default claims are replaced by *changes*.
 
-    In `changes`, None removes a claim, and a function is called for its value.
+    A claim that is None is removed, and a function is called to get the claim's value.
     """
     claims = {
         "iss": "emulator",
@@ -374,7 +374,7 @@ def test_id_url_of_another_org_or_user(shared):
 def test_revoking_a_token(emulator, client):
     """A revoked token is rejected by gRPC, userinfo and REST; other tokens stay valid.
 
-    As on the real service, a stream that it opened continues.
+    As on the real service, a stream that was opened with the token continues.
     """
     given = token(emulator).json["access_token"]
     client.metadata = (("accesstoken", given), *emulator.metadata[1:])
@@ -463,9 +463,8 @@ def test_admin_expires_one_token(emulator, client):
 
 
 def test_sign_ins_survive_a_restart(tmp_path):
-    """Issued tokens, users, revocations and used refresh tokens survive a restart.
-
-    So does the emulator's own token.
+    """Users, issued tokens, the emulator's own token, revocations and used refresh tokens survive a
+    restart.
     """
     settings = Settings(rotate_refresh_tokens=True)
     with EmulatorServer(tmp_path, settings=settings) as emulator:
@@ -487,7 +486,9 @@ def test_sign_ins_survive_a_restart(tmp_path):
 
 
 def test_tokens_are_bounded(emulator, monkeypatch):
-    """If too many tokens were issued, the oldest expire, but never the emulator's own."""
+    """If more tokens are issued than the emulator keeps, the oldest ones expire, but never the
+    emulator's own.
+    """
     monkeypatch.setattr("sfpubsub.emulator.org.sessions._MOST_TOKENS", 3)
     given = [token(emulator).json["access_token"] for _ in range(5)]
     good = [ask(emulator, "GET", USERINFO, headers=bearer(item)).status for item in given]
@@ -497,9 +498,9 @@ def test_tokens_are_bounded(emulator, monkeypatch):
 
 @pytest.mark.parametrize("path", ["/services/oauth2/token", REVOKE])
 def test_token_endpoints_accept_only_valid_forms(shared, path):
-    """A token request that is not a valid form posted by HTTP returns `invalid_request`.
+    """A request that is not an HTTP POST of a valid form returns `invalid_request`.
 
-    This includes GET, JSON, duplicate or too many parameters, and invalid UTF-8.
+    Examples are GET, JSON, duplicate or too many parameters, and invalid UTF-8.
     """
     assert ask(shared, "GET", path).error == (400, "invalid_request", "must use HTTP POST")
     kind = {"Content-Type": "application/json"}

@@ -32,8 +32,9 @@ def browser():
 
 @pytest.fixture(scope="module")
 def org(tmp_path_factory):
-    """An emulator with a very long field value, an open stream, and a managed subscription that has
-    committed."""
+    """An emulator with a very long field value, an open stream, and a managed subscription with a
+    committed position.
+    """
     with EmulatorServer(tmp_path_factory.mktemp("data")) as emulator:
         emulator.publish(ORDERS, [{"City__c": "x" * 300, "Notes__c": "<b>bold</b>"}])
         client = Client(emulator.grpc_target, emulator.metadata)

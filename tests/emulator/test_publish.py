@@ -159,8 +159,10 @@ def test_idle_publish_stream_is_closed(start):
 
 
 def test_get_topic(emulator, client):
-    """GetTopic returns the permissions and the org's tenant; the schema ID of a channel with
-    several event types is blank."""
+    """GetTopic returns a topic's permissions and the org's tenant.
+
+    For a channel with several event types, the schema ID is blank.
+    """
     order = client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS))
     assert (order.can_publish, order.can_subscribe) == (True, True)
     assert order.tenant_guid == f"CORE/prod/{emulator.tenant_id}"

@@ -59,7 +59,9 @@ def test_new_field_in_an_open_stream(emulator, client, as_text):
 
 
 def test_schema_change_on_a_channel(emulator, client):
-    """A channel delivers events of both schemas, and an added field keeps its bit in the bitmap."""
+    """A channel delivers events of both schemas, and `changedFields` keeps the bit of an added
+    field.
+    """
     old_id, _, changed = with_field(client, ACCOUNTS, "Added__c")
     stream = client.subscribe(topic_name=CHANGES)
     header = {"changeType": "UPDATE", "changedFields": ["0x02"]}

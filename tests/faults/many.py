@@ -73,7 +73,7 @@ def run_sync(emulator: Emulator, seconds: float) -> tuple[int, list[list[int]]]:
 
 
 async def run_async(emulator: Emulator, seconds: float) -> tuple[int, list[list[int]]]:
-    """Run the asyncio client, with one task per subscription; returns the same as `run_sync`."""
+    """Run the asyncio client with one task per subscription, and return the same as `run_sync`."""
     seen: list[list[int]] = [[] for _ in range(SUBSCRIPTIONS)]
     async with AsyncPubSubClient(**emulator.client_arguments()) as client:
 

@@ -1,5 +1,6 @@
-"""Tests of the tracking of commits: at most one in flight, newest first, and each answer counted
-once."""
+"""Tests of commit tracking: at most one commit in flight, newest position first, and each response
+counted once.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def fresh() -> Commits:
 
 
 def sent(commits: Commits, order: int, now: float = 0.0) -> CommitRequest:
-    """Send the commit of the position *order*, which must be due; return the request."""
+    """Send the commit of position *order*, asserting that it is due, and return the request."""
     request = commits.next_request(entry(order), now)
     assert request is not None
     assert request.replay_id == rid(order)
@@ -38,17 +39,19 @@ def sent(commits: Commits, order: int, now: float = 0.0) -> CommitRequest:
 
 
 def ok(request: CommitRequest) -> CommitAnswer:
-    """Return an answer that confirms *request*."""
+    """Return a response that confirms *request*."""
     return CommitAnswer(request.request_id, request.replay_id, None, 77)
 
 
 def refusal(request: CommitRequest) -> CommitAnswer:
-    """Return an answer that rejects *request*."""
+    """Return a response that rejects *request*."""
     return CommitAnswer(request.request_id, None, "not delivered", 77)
 
 
 def test_one_commit_is_in_flight_at_a_time() -> None:
-    """While a commit is in flight newer positions wait, and the newest is sent after the answer."""
+    """While a commit is in flight, newer positions wait; after the response to it, only the newest
+    is sent.
+    """
     commits = fresh()
     request = sent(commits, 1)
     assert commits.next_request(entry(2), 0.0) is None
@@ -60,7 +63,7 @@ def test_one_commit_is_in_flight_at_a_time() -> None:
 
 
 def test_answer_without_request_id_is_matched_by_position() -> None:
-    """An answer without a request id confirms the commit in flight if it has the same position."""
+    """A response without a request id confirms the commit in flight if it has the same position."""
     commits = fresh()
     sent(commits, 1)
 
@@ -69,7 +72,7 @@ def test_answer_without_request_id_is_matched_by_position() -> None:
 
 
 def test_answer_to_an_unknown_request_is_ignored() -> None:
-    """An answer with an unknown request id, be it a success or an error, changes nothing."""
+    """A response with an unknown request id, whether success or error, changes nothing."""
     commits = fresh()
     assert commits.answered(CommitAnswer("other", rid(9), None, 0), 0.0) is None
     sent(commits, 1)
@@ -81,8 +84,9 @@ def test_answer_to_an_unknown_request_is_ignored() -> None:
 
 
 def test_rejected_commit_is_retried_after_a_growing_delay() -> None:
-    """After a rejection, both the same and newer positions wait for the delay, unless the
-    application requests a commit."""
+    """After a rejection, neither the same position nor a newer one is sent until a growing delay
+    has passed, unless the application requests a commit.
+    """
     commits = fresh()
     assert commits.answered(refusal(sent(commits, 3)), 0.0) is None
     assert commits.next_request(entry(3), 0.9) is None
@@ -95,8 +99,10 @@ def test_rejected_commit_is_retried_after_a_growing_delay() -> None:
 
 
 def test_rejected_position_may_be_sent_on_a_new_stream() -> None:
-    """A new stream retries a rejected position without delay; it may have been rejected because it
-    had not been sent on the old stream."""
+    """On a new stream, a rejected position may be sent again without delay.
+
+    It may have been rejected because its event had not been delivered on the old stream.
+    """
     commits = fresh()
     commits.answered(refusal(sent(commits, 3)), 0.0)
     commits.new_stream(2, 0.5)
@@ -105,8 +111,9 @@ def test_rejected_position_may_be_sent_on_a_new_stream() -> None:
 
 
 def test_unanswered_commit_is_retried_after_the_timeout() -> None:
-    """A commit without an answer within 30 s counts as failed, and the same position may be sent
-    again."""
+    """A commit without a response within 30 s counts as failed, and the same position may be sent
+    again.
+    """
     commits = fresh()
     sent(commits, 1, now=10.0)
     commits.check_timeout(39.9)
@@ -119,8 +126,9 @@ def test_unanswered_commit_is_retried_after_the_timeout() -> None:
 
 
 def test_late_answer_counts_only_if_it_confirms() -> None:
-    """A late success confirms the commit; a late rejection is ignored, since the timeout has
-    already counted as a failure."""
+    """After a commit has timed out, a late success still confirms it, but a late rejection is
+    ignored: the timeout has already counted as a failure.
+    """
     commits = fresh()
     first = sent(commits, 1, now=0.0)
     commits.check_timeout(30.0)
@@ -135,9 +143,9 @@ def test_late_answer_counts_only_if_it_confirms() -> None:
 
 
 def test_confirmation_covers_earlier_unanswered_commits() -> None:
-    """A confirmed position also resolves earlier commits whose outcome is unknown.
+    """A confirmed position also settles earlier commits whose outcome is unknown.
 
-    An answer to a commit of an earlier stream is ignored.
+    A response to a commit of an earlier stream is ignored.
     """
     commits = fresh()
     sent(commits, 1, now=0.0)
@@ -152,7 +160,9 @@ def test_confirmation_covers_earlier_unanswered_commits() -> None:
 
 
 def test_commits_of_unknown_outcome_do_not_accumulate() -> None:
-    """Commits of the same position that were lost on many streams are kept as a single entry."""
+    """If commits of the same position are lost on many streams, only one of them is kept as
+    unresolved.
+    """
     commits = fresh()
     for stream in range(2, 50):
         sent(commits, 1)
@@ -173,8 +183,9 @@ def reject_commits(commits: Commits, now: float, until: float) -> int:
 
 
 def test_commits_failing_for_too_long_end_in_an_error() -> None:
-    """After about 900 s of failing commits, however few or many, the error that ends the
-    subscription is set; it is retryable and includes the service's reason."""
+    """If commits fail for about 900 s, however many are sent, the subscription ends with a
+    retryable error that includes the service's reason.
+    """
     commits = fresh()
     assert 10 < reject_commits(commits, 0.0, 899.0) < 30
     assert commits.exhausted is None
@@ -186,7 +197,7 @@ def test_commits_failing_for_too_long_end_in_an_error() -> None:
 
 
 def test_success_resets_the_failure_time() -> None:
-    """Only the time since the last successful commit counts towards the limit."""
+    """A successful commit resets the time after which failing commits end the subscription."""
     commits = fresh()
     reject_commits(commits, 0.0, 899.0)
     commits.answered(ok(sent(commits, 50, now=1000.0)), 1000.0)
@@ -196,8 +207,9 @@ def test_success_resets_the_failure_time() -> None:
 
 
 def test_time_between_streams_does_not_count_as_failing() -> None:
-    """An outage between two rejections does not count towards the time after which failing commits
-    end the subscription."""
+    """The time between two streams does not count towards the time after which failing commits end
+    the subscription.
+    """
     commits = fresh()
     commits.answered(refusal(sent(commits, 1)), 0.0)
     commits.new_stream(2, 1800.0)
@@ -224,8 +236,9 @@ def test_last_confirmed_position_is_committed_again() -> None:
 
 
 def test_repeated_commit_is_retried_soon_after_a_timeout() -> None:
-    """A repeated commit that times out is retried after the usual backoff, since the service would
-    close the stream before the next interval ends."""
+    """If a repeated commit times out, it is retried after the usual backoff: waiting for the next
+    interval would let the service close the stream.
+    """
     commits = fresh()
     commits.answered(ok(sent(commits, 1)), 0.0)
     assert commits.next_request(None, 1200.0) is not None
@@ -236,8 +249,8 @@ def test_repeated_commit_is_retried_soon_after_a_timeout() -> None:
 
 
 def test_commit_is_repeated_only_if_the_stream_began_at_its_position() -> None:
-    """On a new stream, the last commit is repeated only once the stream has shown that it began at
-    that position; otherwise, a repeated commit could skip events.
+    """On a new stream, the last confirmed position is committed again only if the stream began
+    there; otherwise, this could skip events.
     """
     commits = fresh()
     commits.answered(ok(sent(commits, 1)), 0.0)
@@ -251,8 +264,9 @@ def test_commit_is_repeated_only_if_the_stream_began_at_its_position() -> None:
 
 
 def test_start_of_a_stream_can_confirm_a_commit() -> None:
-    """An unanswered commit is confirmed if the next stream begins right after its position; its
-    receipt then has no process time."""
+    """A commit without a response is confirmed if the next stream begins right after its position;
+    its receipt then has no process time.
+    """
     commits = fresh()
     commits.answered(refusal(sent(commits, 1)), 0.0)
     sent(commits, 2, now=1.0)
@@ -265,8 +279,9 @@ def test_start_of_a_stream_can_confirm_a_commit() -> None:
 
 
 def test_ticket_is_settled_once_its_position_is_confirmed() -> None:
-    """A caller's ticket is settled once, by the confirmation of its position or a later one, or by
-    the end of the subscription."""
+    """A caller that waits for a commit gets one result: when its position or a later one is
+    confirmed, or when the subscription ends.
+    """
     commits = fresh()
     commits.wait_for(1, 2)
     commits.wait_for(2, 5)
@@ -298,7 +313,8 @@ def test_rejection_fails_only_the_callers_of_that_position() -> None:
 
 def test_stray_answer_does_not_fail_a_retried_commit() -> None:
     """While a rejected position is being retried, an error with an unknown request id does not fail
-    its caller."""
+    the caller that waits for that position.
+    """
     commits = fresh()
     commits.answered(refusal(sent(commits, 3)), 0.0)
     commits.wait_for(1, 3)
@@ -310,7 +326,7 @@ def test_stray_answer_does_not_fail_a_retried_commit() -> None:
 
 @pytest.mark.parametrize("error", ["", "refused"])
 def test_answer_with_any_error_is_a_rejection(error: str) -> None:
-    """An answer with an error is a rejection even if the error's text is empty."""
+    """A response with an error is a rejection, even if the error's text is empty."""
     commits = fresh()
     request = sent(commits, 1)
 
@@ -319,8 +335,8 @@ def test_answer_with_any_error_is_a_rejection(error: str) -> None:
 
 
 def test_commit_is_not_repeated_after_an_ambiguous_stream_start() -> None:
-    """The last commit is not repeated while another commit is in doubt, because the stream could
-    also have begun at that one.
+    """The last confirmed position is not committed again while a newer commit's outcome is unknown,
+    because the stream could have begun at either position.
     """
     commits = fresh()
     commits.answered(ok(sent(commits, 1)), 0.0)
@@ -338,8 +354,8 @@ def test_commit_is_not_repeated_after_an_ambiguous_stream_start() -> None:
 
 
 def test_commit_is_not_repeated_after_an_uncertain_stream_start() -> None:
-    """If a commit was confirmed only by a stream that began with an unknown event, it is not
-    repeated: the event may be an old one, because the service moved back.
+    """A commit is not repeated if it was confirmed only by a stream that began with an unknown
+    event: that event may be older than the commit.
     """
     commits = fresh()
     sent(commits, 1)

@@ -40,8 +40,9 @@ def test_consecutive_failures_increase_the_delay() -> None:
 
 
 def test_response_resets_all_limits() -> None:
-    """A response clears the reason, the connection timeout, the time of rejected sessions, and the
-    delay."""
+    """A response from the service clears the last failure, the connection timeout, the time
+    limit for rejected sessions, and the delay.
+    """
     judge = retries(connection_timeout=9.0)
     judge.broken(BROKEN, 0.0, 1.0)
     judge.judge(failure(FailureKind.REAUTHENTICATE), 1.0, 0.5)
@@ -114,7 +115,9 @@ def test_rejected_sessions_are_fatal_after_their_time_limit() -> None:
 
 
 def test_expired_session_is_renewed_at_once() -> None:
-    """The first renewal has no delay; if the new session is rejected too, the next one has."""
+    """An expired session is first renewed without delay; if the new session is rejected too, the
+    next renewal is delayed.
+    """
     judge = retries()
     assert judge.judge(failure(FailureKind.REAUTHENTICATE), 5.0, 0.5).reopen_at == 5.0
     judge.renewed()
@@ -133,8 +136,9 @@ def test_failing_sign_in_does_not_count_as_rejected_session() -> None:
 
 
 def test_failing_sign_in_counts_towards_the_connection_timeout() -> None:
-    """Failing sign-ins use up the connection timeout, although the service is reachable and rejects
-    the session."""
+    """Failed sign-ins count towards the connection timeout, even though the service itself can be
+    reached and rejects the session.
+    """
     judge = retries(connection_timeout=30.0)
     judge.broken(BROKEN, 100.0, 0.5)
     judge.judge(failure(FailureKind.REAUTHENTICATE), 110.0, 0.5)
@@ -144,8 +148,9 @@ def test_failing_sign_in_counts_towards_the_connection_timeout() -> None:
 
 
 def test_connection_timeout_starts_at_the_first_failure() -> None:
-    """Later failures do not extend the connection timeout, whose error quotes the last failure's
-    message; without a timeout there is no limit.
+    """The connection timeout starts at the first failure and is not extended by later ones.
+
+    Its error quotes the last failure's message. Without a timeout, the client never gives up.
     """
     judge = retries(connection_timeout=30.0)
     assert judge.give_up_at is None
@@ -161,8 +166,9 @@ def test_connection_timeout_starts_at_the_first_failure() -> None:
 
 
 def test_held_slot_does_not_count_as_connection_failure() -> None:
-    """A stream rejected because another one holds the managed subscription's only slot shows that
-    the service is reachable, which stops the connection timeout."""
+    """If a stream is rejected because another client holds the managed subscription's slot, the
+    service can be reached, so the connection timeout stops.
+    """
     judge = retries(connection_timeout=30.0)
     judge.broken(BROKEN, 100.0, 0.5)
     judge.judge(failure(FailureKind.SLOT_HELD), 110.0, 0.5)

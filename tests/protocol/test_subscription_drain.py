@@ -28,7 +28,8 @@ from tests.protocol.scripted import (
 
 def test_drain_commits_then_half_closes() -> None:
     """Draining drops unread batches, commits what is acked, half-closes the stream after the
-    answer, and finishes when the stream ends."""
+    response to the commit, and finishes when the stream ends.
+    """
     script = streaming()
     script.read(events(2, 3))
     script.respond(events(4))
@@ -98,8 +99,11 @@ def test_drain_retries_a_rejected_commit_once() -> None:
 
 
 def test_drain_waits_ten_seconds_for_a_commit_answer() -> None:
-    """Draining waits 10 s for a commit's answer, half-closes, and cancels the stream if it does not
-    end; the caller of `commit` gets the same error."""
+    """Draining waits 10 s for the response to a commit, half-closes the stream, and cancels it if
+    it does not end.
+
+    The caller of `commit` gets the same error as the subscription.
+    """
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -116,8 +120,9 @@ def test_drain_waits_ten_seconds_for_a_commit_answer() -> None:
 
 
 def test_commit_answer_after_the_half_close_is_accepted() -> None:
-    """A commit answer that arrives after the half-close confirms the commit, so the subscription
-    ends without an error."""
+    """A response to a commit that arrives after the half-close confirms the commit, so the
+    subscription ends without an error.
+    """
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -131,8 +136,9 @@ def test_commit_answer_after_the_half_close_is_accepted() -> None:
 
 @pytest.mark.parametrize("why", [failure(), None, failure(FailureKind.STOP)])
 def test_stream_end_while_draining_is_a_commit_error(why: object) -> None:
-    """If the stream ends before the commit's answer, no other one is opened, and the subscription
-    ends with `CommitError`."""
+    """If the stream ends before the response to the last commit, the subscription ends with
+    `CommitError`.
+    """
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -144,7 +150,9 @@ def test_stream_end_while_draining_is_a_commit_error(why: object) -> None:
 
 
 def test_drain_before_the_first_response_half_closes() -> None:
-    """A stream without a response yet is half-closed, because the service may have accepted it."""
+    """Draining half-closes a stream that has not responded yet, because the service may already
+    have accepted it.
+    """
     script = Script()
     script.start()
 
@@ -159,7 +167,7 @@ def test_drain_before_the_start_finishes() -> None:
 
 
 def broken(why: Failure | None = None) -> Script:
-    """Return a script with two acked, uncommitted events, whose stream has failed."""
+    """Return the script of a failed stream, with two events acked but not committed."""
     script = streaming()
     script.read(events(2, 3))
     script.ack(2, 3)
@@ -168,7 +176,9 @@ def broken(why: Failure | None = None) -> Script:
 
 
 def paused() -> Script:
-    """Return a script with two acked events and one commit in flight, closed for lack of memory."""
+    """Return a script with two acked events and one commit in flight, whose stream was closed to
+    limit memory.
+    """
     script = streaming(limits=Limits(max_bytes=10))
     script.read(events(2))
     script.read(events(3))
@@ -180,8 +190,9 @@ def paused() -> Script:
 
 @pytest.mark.parametrize("make", [broken, paused], ids=["waiting", "paused"])
 def test_drain_without_a_stream_opens_one_to_commit(make: Callable[[], Script]) -> None:
-    """Draining without a stream opens one that requests only the acked events again, commits them,
-    and then half-closes."""
+    """If no stream is open, draining opens one on which only the acked events are redelivered,
+    commits them, and then half-closes it.
+    """
     script = make()
     assert script.drain() == [Discard(), OpenStream(2, 2, None)]
     (request,) = commits(script.respond(events(2, 3)))
@@ -244,8 +255,9 @@ def test_drain_opens_a_stream_only_once() -> None:
 
 
 def test_drain_while_reopening_waits_for_redelivery() -> None:
-    """Draining uses a stream that is already being opened to commit what is acked, once it is
-    redelivered."""
+    """If a stream is already being reopened, draining waits until it redelivers the acked events,
+    and then commits them.
+    """
     script = broken()
     script.wait(1.0)
     assert script.protocol.state is State.OPENING
@@ -257,8 +269,9 @@ def test_drain_while_reopening_waits_for_redelivery() -> None:
 
 
 def test_drain_waits_for_the_rest_of_a_redelivery() -> None:
-    """If only some acked events have been redelivered and committed, draining waits for the
-    others."""
+    """If only some of the acked events have been redelivered and committed, draining waits for the
+    others.
+    """
     script = broken()
     script.wait(1.0)
     (request,) = commits(script.respond(events(2)))
@@ -285,8 +298,9 @@ def test_drain_ends_if_acked_events_are_not_redelivered(first: Response) -> None
 
 
 def test_drain_does_not_commit_past_an_undelivered_event() -> None:
-    """If the service moves the subscription and sends event 9 before the acked 2 and 3, nothing is
-    committed, since position 3 would skip event 9."""
+    """If undelivered event 9 arrives before the acked events 2 and 3 are redelivered, nothing is
+    committed, because position 3 would skip event 9.
+    """
     script = broken()
     script.drain()
     commands = script.respond(events(9, 2, 3))

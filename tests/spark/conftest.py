@@ -35,9 +35,9 @@ def lake_settings(directory: Path) -> dict[str, str]:
 
 
 def jobs_begun(spark: SparkSession) -> int:
-    """Return the number of jobs that Spark has started.
+    """Return the number of jobs that Spark has started, as counted by its scheduler.
 
-    Spark's status API would be incomplete and delayed.
+    Spark's status API can miss jobs and lags behind.
     """
     return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
 

@@ -45,9 +45,10 @@ needs_java = pytest.mark.skipif(
 
 
 def fetch_packages(name: str, *command: str, of: Path = HERE) -> Path:
-    """Install the packages that the file `name` lists, and return their directory in the cache.
+    """Run *command* in the cache to install the packages that the file *name* lists; return their
+    directory.
 
-    The command is skipped if it has already been run for the same contents of the file.
+    The command is skipped if it has already succeeded for the same contents of the file.
     """
     directory = CACHE / name.partition(".")[0]
     wanted = (of / name).read_text()
@@ -92,7 +93,9 @@ class ForeignServer:
             self._lines.put(line)
 
     def ask(self, command: str) -> list[int]:
-        """Send a command to the server, and return its answer: the replay ids it published."""
+        """Send a command to the server, and return the replay ids of the events that it then
+        published.
+        """
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         return json.loads(self._lines.get(timeout=START_S))

@@ -201,7 +201,7 @@ def test_a_store_with_a_default_start_replays_all_events_first(face, emulator, t
 
 
 class OwnStore(ReplayStore):
-    """A user's store that keeps every position it was given, as a list of numbers."""
+    """A user-defined store that keeps the number of every position that it is given."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -290,7 +290,7 @@ def test_the_fallback_replaces_a_rejected_position(face, emulator):
 
 
 def test_messages_are_prefetched_and_counted(face, emulator):
-    """Messages are fetched and counted before anyone asks for them, and can be read after
+    """Messages are fetched before `receive` is called, are counted, and can still be read after
     closing.
     """
     client = face(emulator, TOPIC)

@@ -53,9 +53,9 @@ def test_a_seed_with_an_invalid_object_is_rejected(tmp_path, given, said):
 
 
 def test_a_restart_applies_the_changed_seed(tmp_path):
-    """A restart adds new fields in the seed, and keeps the records.
+    """If the emulator restarts with a changed seed, new fields are added, and the records are kept.
 
-    A channel in the seed contains the events of its objects.
+    The seed's channel delivers the events of both runs.
     """
     rest = "[[channels]]\nname = '/data/ChangeEvents'\ntopics = ['/data/A__ChangeEvent']\n"
     seed = seed_of(tmp_path / "seed.toml", fields="{name = 'Name', type = 'string'}", rest=rest)
@@ -128,9 +128,8 @@ def test_a_custom_objects_event_is_named_after_it():
 
 
 def test_result_file_returns_any_range_of_rows(tmp_path):
-    """Rows are returned unchanged, including quotes and line breaks.
-
-    This also applies once the file has been truncated and extended.
+    """Any range of rows is returned unchanged, including quotes and line breaks, even after the
+    file has been truncated and extended.
     """
     file = ResultFile(tmp_path / "rows.csv", ["A", "B"])
     rows = [[str(n), 'x "y"\n' * (n % 3)] for n in range(1000)]

@@ -96,8 +96,8 @@ def test_stop_ends_every_job():
 
 
 def test_policy_continue_keeps_the_other_jobs_running(caplog):
-    """With the policy `continue`, a failure is logged at once, and raised after the other jobs have
-    ended on their own.
+    """With the policy `continue`, a job's failure is logged at once, but raised only after the
+    other jobs have ended on their own.
     """
     log: list[str] = []
     bad = stream_of(B, [2, PermissionDeniedError("no access", error_code="x")], log)

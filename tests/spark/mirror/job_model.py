@@ -68,16 +68,15 @@ class Job:
     # The stream.
 
     def record_state(self) -> None:
-        """Record the durable state.
-
-        This is called after every change, which is the worst case for the rules.
+        """Record which raw rows and requests are durable at the current time; called after every
+        change.
         """
         self.notes.append(DurableState(self.org.now, AsOf(len(self.raw) - 1, len(self.asked))))
 
     def deliver(self, count: int, *, decoded: bool = True) -> None:
         """Append the next *count* events to the raw table.
 
-        Unless *decoded* is true, all of them but overflow events are undecodable.
+        If *decoded* is false, all of them except overflow events are undecodable.
         """
         for event in self.org.bus[self.delivered : self.delivered + count]:
             is_good = decoded or event.change_type == "GAP_OVERFLOW"
@@ -88,9 +87,9 @@ class Job:
         self.record_state()
 
     def redrive(self) -> None:
-        """Append the undecodable events again, now decoded.
+        """Append the undecodable events again, now decoded, and request reads of their records.
 
-        Also request reads of their records, because a read may be newer than the late events.
+        The reads are needed because an earlier read may be newer than these late events.
         """
         again, self.undecoded = self.undecoded, []
         self.raw += [(event, True) for event in again]
@@ -99,7 +98,9 @@ class Job:
             self.ask(Reason.ASKED, record_id)
 
     def lose_position(self) -> None:
-        """Continue after the newest event: undelivered events are lost, and a gap is reported."""
+        """Lose the position and continue after the newest event; undelivered events are lost, and a
+        gap is reported.
+        """
         self.delivered = len(self.org.bus)
         self.ask(Reason.GAP)
 
@@ -136,12 +137,14 @@ class Job:
         return as_of is not None
 
     def send_for_queue(self) -> bool:
-        """Send a read by id for all queued records; return False before the margin has passed."""
+        """Send one read by id for all queued records; return False if the margin has not passed
+        yet.
+        """
         queued = {e.record_id for e in self.tables.queue if e.record_id and not e.is_about_all}
         return self.send(ids=tuple(sorted(queued)))
 
     def answer(self, request: Request, rng: random.Random) -> None:
-        """Answer a request as the org would, with rows that may be stale, and store the answer
+        """Respond to a request as the org would, possibly with stale rows, and store the response
         durably.
         """
         ids = list(request.ids)
@@ -161,7 +164,9 @@ class Job:
     # Merging.
 
     def apply_rows(self, end: int) -> None:
-        """Apply the raw rows before position *end* to the tables."""
+        """Apply the raw rows from the tables' position up to, but not including, *end* to the
+        tables.
+        """
         start = self.tables.position
         if end <= start:
             return
@@ -200,7 +205,7 @@ class Job:
         ]
 
     def merge(self) -> None:
-        """Merge the next answer into the tables."""
+        """Merge the next stored response into the tables."""
         answer = self.answers[self.tables.merged]
         since = answer.read.as_of.ingest_seq + 1
         self.apply_rows(since)
@@ -235,7 +240,9 @@ class Job:
         )
 
     def _newest(self, record_id: str) -> Read | None:
-        """Return the newest merged read of the piece with the record, or None if there is none."""
+        """Return the newest merged read of the piece that contains the record, or None if there is
+        none.
+        """
         for number, (first, end) in enumerate(PIECES):
             if first <= record_id < end and number in self.tables.pieces:
                 return self.tables.pieces[number]

@@ -92,7 +92,8 @@ def test_json_and_csv_values_become_equal_rows():
 
 
 def test_column_that_a_read_did_not_select_is_null():
-    """A column added after a read began is null.
+    """A column that a read did not select, such as one added after it began, is null in the read's
+    rows.
 
     Selected fields that are not columns, such as `IsDeleted`, are returned separately.
     """
@@ -107,8 +108,8 @@ def test_column_that_a_read_did_not_select_is_null():
 
 
 def test_error_for_an_invalid_value_does_not_contain_the_value():
-    """A value that does not have its field's type raises an error that names the field and does not
-    reveal the value.
+    """If a value does not have its field's type, the error names the field but does not reveal the
+    value.
     """
     with pytest.raises(RemoteProtocolError, match="Count__c") as caught:
         values.of_json(COLUMNS, [{"Id": "001000000000001AAA", "Count__c": "secret"}])
@@ -119,10 +120,11 @@ READ = Read(AsOf(7, 3), (AT, 5, 1), AT)
 
 
 def test_stored_notes_markers_and_reads_are_restored():
-    """A step's note, a piece's marker and a row's read are equal when loaded again.
+    """Notes of job steps, markers of pieces, and reads are equal to the originals after being
+    stored and loaded.
 
-    A merge's note that an earlier version stored, without ids and with another key for the newest
-    row, can still be loaded.
+    A merge note from an earlier version, without `ids` and with `laid` for `applied_seq`, can still
+    be loaded.
     """
     merge = Merge(
         "Account", "object", 1, 2, READ, None, is_last=True, applied_seq=9, at=1.5, calls=3
@@ -151,7 +153,8 @@ def entry(record_id: str | None, seq: int = 1, asked: int = 0) -> Entry:
 
 
 def test_next_read_is_chosen_from_closable_entries():
-    """No read begins before a margin has passed, or for an entry that it could not close.
+    """No read begins before the safety margin has passed, and it covers only queue entries that it
+    can close.
 
     The whole object is read if an entry is about all records, or if there are too many entries.
     """
@@ -168,8 +171,9 @@ def test_next_read_is_chosen_from_closable_entries():
 
 
 def test_budget_limits_requests_within_24_hours():
-    """Requests count for 24 hours, including those of earlier processes, and no read may begin when
-    the budget is used up.
+    """A request counts towards the budget for 24 hours, even if an earlier process sent it.
+
+    No read may begin once the budget is used up.
     """
     budget = Budget(10, [(0.0, 4)])
     assert budget.may_read(1.0, 5)
@@ -182,9 +186,9 @@ def test_budget_limits_requests_within_24_hours():
 
 
 def test_id_range_of_a_merge_covers_its_pieces():
-    """The id range is known only if every piece with rows states its lowest and highest id.
+    """A merge's id range is known only if every piece with rows has a lowest and a highest id.
 
-    Otherwise the merge must look up its records in the table.
+    Otherwise, the merge must look up its records in the table.
     """
     one = Marker(1, "object", READ.as_of, size=2, lowest="001C", highest="001D")
     two = replace(one, lowest="001A", highest="001B")
@@ -195,7 +199,7 @@ def test_id_range_of_a_merge_covers_its_pieces():
 
 
 def test_read_is_complete_once_its_last_step_is_merged():
-    """A read of an object counts as complete only after the step that follows its pieces.
+    """A read of an object counts as complete only after its last step, which follows the pieces.
 
     That step handles the records that the read did not return.
     """
@@ -230,9 +234,10 @@ def test_row_from_a_read_alone_is_complete():
 
 
 def test_agenda_returns_what_is_due():
-    """An object is due for a full read at first, when it has new fields, or when formulas are old.
+    """A full read of an object is due if it was never read, has new fields, or has outdated formula
+    values.
 
-    Its ids are compared on schedule. A run that is about to end repeats nothing.
+    A comparison of its ids is due on schedule. A run that is about to end repeats neither of them.
     """
     account, agenda = Account(), Agenda(refresh_formulas=10.0, sweep=20.0)
     formula = Column("Sum__c", pa.int64(), "Sum__c", "", ("Sum__c",), calculated=True)
@@ -257,7 +262,7 @@ def test_agenda_returns_what_is_due():
 def test_retry_delays_grow_up_to_ten_minutes():
     """The delay doubles with each failure, up to ten minutes, and a successful read resets it.
 
-    If the daily requests are used up, it is ten minutes at once.
+    If the daily limit of requests is used up, the delay is ten minutes at once.
     """
     patience = RequestBackoff()
     error = StreamUnavailableError("down")
@@ -272,8 +277,8 @@ def test_retry_delays_grow_up_to_ten_minutes():
 
 
 def test_last_error_of_the_stream_is_raised(tmp_path: Path):
-    """A failed write of a stream that is being closed raises its error, unless another error has
-    already ended the mirror.
+    """Closing a stream raises the error of its failed write, unless another error has already ended
+    the mirror.
     """
 
     def stream() -> MirrorStream:

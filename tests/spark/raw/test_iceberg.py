@@ -77,7 +77,9 @@ def test_compaction_and_expiry_do_not_lose_the_position(spark, open_writer, tabl
 
 
 def test_a_compaction_during_a_write_is_not_undone(spark, open_writer, table, monkeypatch):
-    """The snapshot that was staged before the compaction is staged again on top of it."""
+    """If the table is compacted while a write is staged but not published, the write is staged
+    again on top of the compaction.
+    """
     writer = open_writer()
     writer.write(batch_of(range(2)))
     writer.write(batch_of(range(4)))
@@ -150,7 +152,9 @@ def test_a_catalog_table_is_written_and_resumed(spark, open_writer):
 
 
 def test_a_table_can_be_written_from_a_new_thread(spark, table):
-    """Each stream of a job writes in its own thread, which has no active Spark session."""
+    """A table can be written from a new thread without an active Spark session, as by each stream
+    of a job.
+    """
     with ThreadPoolExecutor(1) as pool:
 
         def write() -> int:

@@ -49,7 +49,9 @@ def table(tmp_path: Path) -> Path:
 def open_writer(
     spark: SparkSession, table: Path, clock: Clock
 ) -> Iterator[Callable[..., EventWriter]]:
-    """Return a function that opens a writer as a new process would, and closes the previous one."""
+    """Return a function that closes the writer that it last opened, and opens another as a new
+    process would.
+    """
     opened: list[EventWriter] = []
 
     def open_one(place: Path | str = table, **options) -> EventWriter:
@@ -96,9 +98,10 @@ def test_every_reader_sees_each_event_once_with_all_columns(spark, open_writer, 
 
 
 def test_position_and_row_numbers_are_read_from_the_log(open_writer, table, clock):
-    """A new writer resumes after rows, after a position without rows, and after duplicates.
+    """A new writer reads the position and the next row number from the table's log, even after a
+    position without rows.
 
-    Duplicates create no file, and the ingest date does not go back with the clock.
+    A batch of duplicates is not written, and the ingest date does not go back with the clock.
     """
     assert open_writer().position is None
     open_writer().write([batch_of(range(3)), batch_of([3, 1])])
@@ -115,7 +118,9 @@ def test_position_and_row_numbers_are_read_from_the_log(open_writer, table, cloc
 
 
 def test_a_managed_table_stores_no_position_and_rejects_a_topic(open_writer, table):
-    """A writer with another source is rejected; the error names both sources."""
+    """A managed subscription's table stores no position, and cannot be opened for a topic: the
+    error names both sources.
+    """
     open_writer(subscription=MANAGED).write(batch_of([0], topic=None))
     assert open_writer(subscription=MANAGED).position is None
     with pytest.raises(ConfigurationError, match=rf"belongs to managed.*{MANAGED}.*topic {TOPIC}"):
@@ -123,7 +128,9 @@ def test_a_managed_table_stores_no_position_and_rejects_a_topic(open_writer, tab
 
 
 def test_a_table_of_another_tool_is_rejected(spark, open_writer, table):
-    """A table that another tool created is rejected, as its log contains no position."""
+    """A table that was not created by this package is rejected, because its log contains no
+    position.
+    """
     stranger = spark.range(3).write.format(TABLE_FORMAT)
     if TABLE_FORMAT == "iceberg":
         spark.range(3).writeTo("shop.db.strange").create()
@@ -136,7 +143,9 @@ def test_a_table_of_another_tool_is_rejected(spark, open_writer, table):
 
 
 def test_a_remote_directory_with_other_files_is_rejected(spark, clock, lake, tmp_path):
-    """A remote directory with foreign files is rejected, but names may begin with ``_``."""
+    """A remote directory with unrelated files is rejected, but names that begin with ``_`` are
+    ignored.
+    """
     place = lake / tmp_path.name
     (place / "_schemas").mkdir(parents=True)
     (place / "cat.jpg").write_text("")
@@ -179,7 +188,9 @@ def test_an_event_older_than_the_keys_in_memory_is_looked_up(
 
 
 def test_write_rows_keeps_the_position(open_writer, table, tmp_path):
-    """Rows appended by a stream or a redrive are deduplicated and do not move the position."""
+    """`write_rows`, used by streams and redrives, drops duplicates and does not move the table's
+    position.
+    """
     writer = open_writer()
     writer.write(batch_of(range(3)))
     rows = read_table(table, TABLE_FORMAT)
@@ -198,7 +209,9 @@ def test_write_rows_keeps_the_position(open_writer, table, tmp_path):
 def test_a_batch_whose_commit_succeeded_unseen_is_not_written_again(
     open_writer, table, monkeypatch
 ):
-    """If the connection breaks after a commit, a retry drops the rows as duplicates."""
+    """If the connection breaks after a commit has succeeded, a retry drops the committed rows as
+    duplicates.
+    """
     writer = open_writer()
     write = LoggedTable._commit
 
@@ -216,7 +229,10 @@ def test_a_batch_whose_commit_succeeded_unseen_is_not_written_again(
 
 
 def test_an_older_writer_can_no_longer_write(spark, clock, tmp_path):
-    """Without a lease on a remote file system, the table's log alone excludes the older writer."""
+    """Once a newer writer has opened the table, the older one can no longer write.
+
+    On a remote file system there is no lease, so the table's log alone ensures this.
+    """
     url = f"viewfs://lake/tables/{tmp_path.name}"
     older = EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock)
     older.write(batch_of(range(2)))
@@ -229,7 +245,9 @@ def test_an_older_writer_can_no_longer_write(spark, clock, tmp_path):
 
 
 def test_a_writer_replaced_during_its_write_fails(spark, clock, tmp_path, monkeypatch):
-    """If a newer writer opens a table during an older one's write, the older one's commit fails."""
+    """If a newer writer opens the table while an older one is writing, the older one's commit
+    fails.
+    """
     url = f"viewfs://lake/tables/{tmp_path.name}"
     older = EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock)
     older.write(batch_of(range(2)))
@@ -250,7 +268,11 @@ def test_a_writer_replaced_during_its_write_fails(spark, clock, tmp_path, monkey
 
 
 def test_only_the_last_of_two_writers_opened_at_once_can_write(spark, clock, tmp_path, monkeypatch):
-    """If another writer commits first, the last writer to open the table retries and wins."""
+    """If a second writer takes over a table while a first one is opening it, the first one tries
+    again.
+
+    Only the first one, which finished opening last, can then write.
+    """
     url = f"viewfs://lake/tables/{tmp_path.name}"
     EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock).write(batch_of([0]))
     commit = LoggedTable._commit
@@ -271,7 +293,9 @@ def test_only_the_last_of_two_writers_opened_at_once_can_write(spark, clock, tmp
 
 
 def test_opening_a_table_fails_if_every_commit_conflicts(open_writer, monkeypatch):
-    """After a limited number of attempts, the error says why they failed."""
+    """If every commit conflicts, opening a table fails after a limited number of attempts, and the
+    error says why.
+    """
 
     def refuse(self, rows, state):
         raise Conflict("again")
@@ -282,7 +306,9 @@ def test_opening_a_table_fails_if_every_commit_conflicts(open_writer, monkeypatc
 
 
 def test_keys_are_loaded_in_bounded_spans_of_time(open_writer, clock, monkeypatch):
-    """The driver loads a limited number of deduplication keys at a time without missing any."""
+    """Deduplication keys are loaded in spans of time with a limited number of keys each, and none
+    is missed.
+    """
     writer = open_writer()
     for day in range(4):
         clock.now = NOW + day * DAY
