@@ -150,7 +150,7 @@ def test_encode_rejects_invalid_values():
     """Encoding a value with an unknown field or a wrong type raises `SchemaProblem` with the name
     of the field or the schema; a valid value is accepted."""
     schema = _account_schema()
-    with pytest.raises(SchemaProblem, match="no field Nope"):
+    with pytest.raises(SchemaProblem, match="does not have these fields: Nope"):
         schema.encode({"Nope": 1}, 0.0)
     with pytest.raises(SchemaProblem, match="AccountChangeEvent"):
         schema.encode({"Phone": 5}, 0.0)

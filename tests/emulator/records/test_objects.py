@@ -42,7 +42,7 @@ def seed_of(path, *, name="A__c", prefix="a0A", fields="", rest=""):
             {"fields": "{name = 'X__c', type = 'string'}, {name = 'x__C', type = 'int'}"},
             "the field x__c appears twice",
         ),
-        ({"rest": OBJECT.format(name="B__c", prefix="a0A", fields="")}, "key prefix a0A"),
+        ({"rest": OBJECT.format(name="B__c", prefix="a0A", fields="")}, "key prefix: a0A"),
         ({"rest": TOPIC}, "duplicate topic: /data/A__ChangeEvent"),
     ],
 )
