@@ -67,7 +67,9 @@ class World:
 
 
 def next_end(reader: Reader, start: dict, seq: int | None = None) -> dict:
-    """Wait for the reader to report a new end offset, or the one after *seq* events; return it."""
+    """Return the reader's end offset once it differs from *start* and, if *seq* is given, contains
+    that number.
+    """
 
     def moved() -> dict | None:
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
