@@ -487,9 +487,7 @@ def test_event_whose_keys_are_unknown_fails_after_older_events():
 
 
 def test_failed_event_blocks_its_key_until_it_is_quarantined():
-    """A failed event is acked once it is in the quarantine; only then do later events of its key
-    start.
-    """
+    """A failed event is acked once it is quarantined; later events of its key start only then."""
     work = dispatcher(limit=NO_LIMIT)
     work.arrived("x", ["a"])
     work.arrived("y", ["a"])

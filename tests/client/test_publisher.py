@@ -363,9 +363,7 @@ def test_event_without_a_result_fails_after_its_timeout(face, run_emulator):
 
 @FACES
 def test_an_exception_in_the_block_closes_without_waiting(face, run_emulator):
-    """An exception closes the publisher at once; the receipt of a pending event says that it has no
-    result.
-    """
+    """An exception closes the publisher at once; the receipt of a pending event reports this."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
     receipts = []
@@ -463,9 +461,7 @@ def test_topic_and_schema_are_fetched_once(run_emulator, connect):
 
 
 def test_closing_the_client_ends_its_publishers(run_emulator, connect):
-    """Closing the client closes its publishers; the receipt of a pending event says that it has no
-    result.
-    """
+    """Closing the client closes its publishers; the receipt of a pending event reports this."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
     client = connect(emulator)

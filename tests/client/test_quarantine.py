@@ -191,8 +191,9 @@ def test_responses_with_only_undecodable_events_are_skipped(
 def test_unacked_event_between_quarantined_ones_holds_back_the_commit(
     start: Start, quarantine: FileQuarantine
 ):
-    """Quarantined events split a response into batches; nothing from an unacked batch on is
-    committed.
+    """Quarantined events split a response into batches.
+
+    If only the later batch is acked, nothing is committed.
     """
     service, face = start()
     service.publish_undecodable()
@@ -246,8 +247,9 @@ def _anchor(service: Service) -> bytes:
 
 
 def test_event_with_an_unknown_schema_is_undecodable(start: Start, quarantine: FileQuarantine):
-    """By default, reading it raises an error that names the schema; a quarantine stores it without
-    a schema.
+    """By default, reading the event raises an error that names the schema.
+
+    A quarantine stores the event without a schema.
     """
     service, face = start()
     service.publish_valid(1)
@@ -391,9 +393,7 @@ def test_events_not_handed_out_before_a_drain_are_redelivered(start: Start, quar
     ],
 )
 def test_inconsistent_policy_options_are_rejected(start: Start, options):
-    """Opening a plain or a managed subscription with inconsistent options raises
-    ConfigurationError.
-    """
+    """Opening a plain or managed subscription with inconsistent options raises an error."""
     _, face = start()
     with pytest.raises(ConfigurationError):
         face.managed(NAME, **options)

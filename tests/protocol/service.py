@@ -124,8 +124,9 @@ class Service:
         return self.log[first : first + self.outstanding]
 
     def deliver(self, now: float, most: int) -> bool:
-        """Send up to *most* events, or a keepalive if there are none; return whether a response was
-        allowed.
+        """Send up to *most* events, or a keepalive if there are none.
+
+        Return False if there is no call, or if it has no requested events outstanding.
         """
         if not self.stream or not self.outstanding:
             return False
@@ -141,8 +142,9 @@ class Service:
         return True
 
     def answer(self) -> None:
-        """Send only the newest commit response on behalf of all waiting ones, send only the oldest,
-        or lose them all.
+        """Respond to the waiting commits at random.
+
+        Send only the newest response on behalf of all, send only the oldest, or lose them all.
         """
         how = self.chance.random()
         if how < 0.1:

@@ -67,8 +67,9 @@ class World:
 
 
 def next_end(reader: Reader, start: dict, seq: int | None = None) -> dict:
-    """Return the reader's end offset once it differs from *start* and, if *seq* is given, contains
-    that number.
+    """Wait until the reader's end offset differs from *start*, and return it.
+
+    If *seq* is given, wait until the end offset contains that number.
     """
 
     def moved() -> dict | None:

@@ -178,9 +178,7 @@ class Script:
         return any(cut.request is self.flying[lane] for cut in self.of(Cut))
 
     def reconnect(self) -> None:
-        """Fail the cancelled requests, wait for the next connection attempt, and confirm its
-        requests.
-        """
+        """Fail the cancelled requests, wait for the next attempt, and confirm its requests."""
         self.fail_cancelled()
         if Lane.ASK not in self.flying:
             self.wait()

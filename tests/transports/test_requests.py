@@ -195,9 +195,7 @@ def test_the_requests_of_a_managed_subscription(play: Callable[..., PlayedSubscr
 def test_a_drain_waits_for_its_commit_before_the_half_close(
     play: Callable[..., PlayedSubscription],
 ) -> None:
-    """A drain waits for the response to the last commit, half-closes the stream, and ends without
-    an error.
-    """
+    """A drain waits for the response to the last commit, then ends the stream without an error."""
     played = play(Target(NAME, managed=True), None)
     played.request()
     played.respond(1, pending=9)

@@ -223,9 +223,7 @@ def test_events_beyond_window_keys_are_looked_up_in_the_table(open_writer, table
 
 
 def test_event_with_an_unset_time_is_written_once(open_writer, clock):
-    """An event with an unset date, which is sent as the year 1, is stored once even if it is
-    redelivered.
-    """
+    """An event with an unset date, sent as the year 1, is stored once even if it is redelivered."""
     writer = open_writer()
     unset = [raw_event(n, at=at) for n, at in enumerate([-62_135_596_800.0, -62_035_596_800.0])]
     assert writer.write(batch_of(unset[:1])).rows == 1
