@@ -35,7 +35,7 @@ def test_every_target_is_measured(target):
 
 @pytest.mark.parametrize("case", [*CASES.values(), SHORT])
 def test_runs_of_a_case_are_distinct(case):
-    """The runs of a case differ, because samples are identified by their run."""
+    """No two runs of a benchmark case are equal, because each sample is identified by its run."""
     assert len(set(case.runs)) == len(case.runs)
 
 

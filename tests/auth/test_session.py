@@ -22,7 +22,9 @@ def session(token: str = SECRET) -> Session:
 
 
 def test_a_session_has_the_three_headers():
-    """The header names are in lower case, and the instance URL has no trailing slash."""
+    """The names of the three authentication headers are in lower case, and the instance URL has no
+    trailing slash.
+    """
     assert session().headers == (
         ("accesstoken", SECRET),
         ("instanceurl", "https://example.my.salesforce.com"),

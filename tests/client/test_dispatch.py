@@ -257,8 +257,8 @@ class Walk:
         assert self.work.handled + self.work.quarantined == count
 
     def finish(self) -> None:
-        """Run until the dispatcher finishes; needing more steps than any order can take
-        means a deadlock.
+        """Run until the dispatcher finishes; fail if that takes so many steps that it must be
+        deadlocked.
         """
         for _ in range(100 * (len(self.model.state) + 10)):
             step = self.next_step()
@@ -460,7 +460,10 @@ def test_first_failure_is_the_one_reported():
 
 
 def test_event_whose_keys_are_unknown_reaches_no_handler():
-    """If an event's keys are unknown, so is what it must wait for, and it is quarantined."""
+    """An event whose keys are unknown is quarantined without being handled.
+
+    It is not known which earlier events it would have to wait for.
+    """
     work = dispatcher(limit=NO_LIMIT)
     work.arrived_broken("x", DecodeError("bad"))
     (step, wait) = steps(work)
@@ -470,7 +473,10 @@ def test_event_whose_keys_are_unknown_reaches_no_handler():
 
 
 def test_event_whose_keys_are_unknown_fails_after_older_events():
-    """Older events are handled first, or every new run would stop without any progress."""
+    """An event whose keys are unknown fails only after older events are handled and acked.
+
+    Otherwise, every new run would stop at it without making progress.
+    """
     work = dispatcher(workers=1)
     work.arrived("old")
     error = DecodeError("bad")
@@ -481,7 +487,7 @@ def test_event_whose_keys_are_unknown_fails_after_older_events():
 
 
 def test_failed_event_blocks_its_key_until_it_is_quarantined():
-    """The event is acked once it is durable, so the quarantine keeps the order of its key."""
+    """A failed event is acked once it is quarantined; later events of its key start only then."""
     work = dispatcher(limit=NO_LIMIT)
     work.arrived("x", ["a"])
     work.arrived("y", ["a"])
@@ -496,7 +502,10 @@ def test_failed_event_blocks_its_key_until_it_is_quarantined():
 
 
 def test_a_quarantine_that_cannot_be_written_stops_the_run():
-    """None of the failed events is acked, and the first write error is kept as the reason."""
+    """If failed events cannot be quarantined, the run ends without acking them.
+
+    The first write error is kept as the reason.
+    """
     work = dispatcher(limit=NO_LIMIT)
     for event in "xy":
         work.arrived(event)
@@ -511,7 +520,7 @@ def test_a_quarantine_that_cannot_be_written_stops_the_run():
 
 
 def test_failed_ack_stops_the_run():
-    """An ack occupies no worker, so its failure must not free one."""
+    """A failed ack ends the run, and frees no worker because an ack occupies none."""
     work = dispatcher()
     work.broke(OSError())
     assert steps(work) == [Finish()]

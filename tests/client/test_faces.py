@@ -42,7 +42,7 @@ def members(cls: type) -> list[str]:
 
 
 def dunders() -> list[str]:
-    """Return the special methods that the tests also compare."""
+    """Return the special methods that the tests compare in addition to the public members."""
     return [*SPELLED.values(), "__init__", "__repr__", "__del__"]
 
 
@@ -60,7 +60,7 @@ def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
 
 
 def callables(cls: type) -> dict[str, Callable[..., Any]]:
-    """Return the methods that users call; for clients only, these include the constructor."""
+    """Return the methods of *cls* that users call; the constructor is included only for clients."""
     skipped = set() if "Client" in cls.__name__ else {"__init__"}
     return {
         name: getattr(cls, name)

@@ -128,7 +128,7 @@ def test_events_arrive_once_and_in_order(face, streamed, run_emulator, connect):
 @FACES
 @pytest.mark.parametrize("streamed", [True, False])
 def test_no_event_is_lost_and_repeats_keep_their_id(face, streamed, run_emulator, connect):
-    """No event is lost to lost answers, dropped calls, temporary rejections or an expired token.
+    """No event is lost to lost responses, dropped calls, temporary rejections or an expired token.
 
     An event that is published again keeps its id and is counted as sent again.
     """
@@ -206,9 +206,9 @@ def test_events_that_expire_during_a_schema_fetch_fail_alone(run_emulator, conne
 
 @FACES
 def test_added_field_can_be_set_at_once(face, run_emulator, connect):
-    """A value that does not fit the cached schema makes the publisher fetch the current one, once.
+    """A value with a newly added field makes the publisher fetch the new schema, and only once.
 
-    The topic is fetched again for each value that does not fit.
+    The topic is fetched again for each value that does not fit the cached schema.
     """
     emulator = run_emulator()
 
@@ -267,7 +267,7 @@ def test_invalid_event_is_not_sent(face, value, options, says, run_emulator):
 
 @FACES
 def test_send_waits_while_too_many_events_have_no_result(face, run_emulator):
-    """With a limit of five pending events, sending a sixth waits until the service answers."""
+    """With a limit of five pending events, sending a sixth waits until the service responds."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
 
@@ -347,7 +347,7 @@ def test_permission_error_ends_the_publisher(face, run_emulator):
 
 @FACES
 def test_event_without_a_result_fails_after_its_timeout(face, run_emulator):
-    """The result says that the event may have been published, and the error can be retried."""
+    """The error can be retried, and its result says that the event may have been published."""
     emulator = run_emulator()
     emulator.faults.add(Fault("lose_answer", times=10_000))
 
@@ -363,7 +363,7 @@ def test_event_without_a_result_fails_after_its_timeout(face, run_emulator):
 
 @FACES
 def test_an_exception_in_the_block_closes_without_waiting(face, run_emulator):
-    """An exception closes the publisher at once, and receipts report the missing result."""
+    """An exception closes the publisher at once; the receipt of a pending event reports this."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
     receipts = []
@@ -403,9 +403,9 @@ def is_reading(topic: str) -> bool:
 
 
 def test_publish_call_resends_unanswered_events(run_emulator, connect):
-    """Only unanswered and temporarily refused events are sent again, under their id.
+    """Only events without a result and temporarily refused ones are sent again, with the same ids.
 
-    Results keep the order of the events.
+    Results are in the order of the events.
     """
     emulator = run_emulator()
     emulator.faults.add(Fault("lose_answer", rpc="Publish"))
@@ -461,7 +461,7 @@ def test_topic_and_schema_are_fetched_once(run_emulator, connect):
 
 
 def test_closing_the_client_ends_its_publishers(run_emulator, connect):
-    """Closing the client closes its publishers, and receipts report the missing result."""
+    """Closing the client closes its publishers; the receipt of a pending event reports this."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
     client = connect(emulator)

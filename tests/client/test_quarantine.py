@@ -178,7 +178,7 @@ def test_skip_policy_counts_and_logs_the_event(start: Start, caplog):
 def test_responses_with_only_undecodable_events_are_skipped(
     start: Start, quarantine: FileQuarantine, policy
 ):
-    """A waiting call returns no batch for them, and their position is committed."""
+    """Responses without decodable events produce no batches, but their position is committed."""
     service, face = start(events_per_response=2)
     service.publish_undecodable(*[BAD] * 5)
     options = {"quarantine": quarantine} if policy == "quarantine" else {}
@@ -191,7 +191,10 @@ def test_responses_with_only_undecodable_events_are_skipped(
 def test_unacked_event_between_quarantined_ones_holds_back_the_commit(
     start: Start, quarantine: FileQuarantine
 ):
-    """Quarantined events split a response into batches, each of which must be acked."""
+    """Quarantined events split a response into batches.
+
+    If only the later batch is acked, nothing is committed.
+    """
     service, face = start()
     service.publish_undecodable()
     service.publish_valid(1)
@@ -244,7 +247,10 @@ def _anchor(service: Service) -> bytes:
 
 
 def test_event_with_an_unknown_schema_is_undecodable(start: Start, quarantine: FileQuarantine):
-    """By default, the error names the schema; a quarantine stores the event without one."""
+    """By default, reading the event raises an error that names the schema.
+
+    A quarantine stores the event without a schema.
+    """
     service, face = start()
     service.publish_valid(1)
     service.publish_undecodable(schema_id="AAAAAAAAAAAAAAAAAAAAAA")
@@ -356,7 +362,10 @@ def test_failed_quarantine_write_acks_nothing_and_is_repeated(
 
 
 def test_events_not_handed_out_before_a_drain_are_redelivered(start: Start, quarantine):
-    """The next subscription receives them, and the quarantined event is not stored twice."""
+    """After a drain, the next subscription receives the events that the first one did not hand out.
+
+    The undecodable event among them is quarantined only once.
+    """
     service, face = start()
     service.publish_valid(1)
     service.publish_undecodable()
@@ -384,7 +393,7 @@ def test_events_not_handed_out_before_a_drain_are_redelivered(start: Start, quar
     ],
 )
 def test_inconsistent_policy_options_are_rejected(start: Start, options):
-    """Plain and managed subscriptions raise ConfigurationError at once."""
+    """Opening a plain or managed subscription with inconsistent options raises an error."""
     _, face = start()
     with pytest.raises(ConfigurationError):
         face.managed(NAME, **options)
@@ -424,7 +433,10 @@ def test_stored_entry_is_read_back_unchanged(quarantine: FileQuarantine):
 
 
 def test_same_event_is_stored_once(quarantine: FileQuarantine):
-    """Subscription, id, schema and payload identify it; the position replaces a missing id."""
+    """Events with the same subscription, id, schema and payload are stored once.
+
+    If they have no id, their positions are compared instead.
+    """
     one = entry()
     quarantine.put([one, one])
     quarantine.put(
@@ -445,7 +457,7 @@ def test_same_event_is_stored_once(quarantine: FileQuarantine):
 
 
 def test_entries_are_listed_in_order_of_arrival(quarantine: FileQuarantine):
-    """Neither the names of the files nor the order in which they were written matters."""
+    """Entries are listed in order of arrival, even if they were written in a different order."""
     events = [entry(id=f"e{n}", received_at=n // 3, delivery_seq=n) for n in range(12)]
     quarantine.put(events[6:])
     quarantine.put(events[:6])
@@ -453,7 +465,10 @@ def test_entries_are_listed_in_order_of_arrival(quarantine: FileQuarantine):
 
 
 def test_damaged_entry_raises_and_hides_no_other(quarantine: FileQuarantine, caplog):
-    """Quarantining its event again rewrites the damaged entry."""
+    """A damaged entry raises an error when it is read, and the other entries are still listed.
+
+    Quarantining its event again rewrites the entry.
+    """
     one, two = entry(id="one"), entry(id="two")
     quarantine.put([one, two])
     (quarantine.directory / f"{one.key}.json").write_text("{")
@@ -473,7 +488,10 @@ def test_damaged_entry_raises_and_hides_no_other(quarantine: FileQuarantine, cap
 def test_put_flushes_files_before_renaming_and_the_directory_last(
     quarantine: FileQuarantine, monkeypatch
 ):
-    """For an entry that is already stored, only the directory is flushed."""
+    """`put` flushes the new files, renames them, and then flushes the directory.
+
+    If the entry is already stored, only the directory is flushed.
+    """
     log: list[str] = []
     sync, replace = module.sync, os.replace
     quarantine.directory.mkdir()
@@ -509,7 +527,7 @@ def test_temporary_files_of_dead_processes_are_removed(quarantine: FileQuarantin
 
 
 def test_a_failed_quarantine_write_raises_write_error(tmp_path, monkeypatch):
-    """A write error leaves no partly written file."""
+    """If an entry cannot be written, `put` raises WriteError and leaves no partly written file."""
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteError, match="no events were acked"):
         FileQuarantine(tmp_path / "file").put([entry()])
@@ -569,7 +587,10 @@ with PubSubClient.from_env() as client:
 def test_kill_between_quarantine_and_ack_loses_and_repeats_nothing(
     start: Start, quarantine: FileQuarantine, moment
 ):
-    """The event is not committed, is redelivered, and is stored exactly once."""
+    """If a process is killed just before or after it quarantines an event, nothing is committed.
+
+    The event is redelivered and is stored exactly once.
+    """
     from ..cli.test_cli import environment
 
     service, face = start()

@@ -99,8 +99,11 @@ def test_unknown_events_and_schemas_are_rejected(emulator):
 
 
 def test_event_schemas(emulator):
-    """The COMPACT format is the Avro schema, by event name and by schema ID; the EXPANDED format is
-    the one of the Streaming API; other formats and old API versions return 400."""
+    """Schemas are returned by event name and by schema ID, as Avro if the format is COMPACT.
+
+    The default is the expanded format of the Streaming API; unknown formats and old API versions
+    return 400.
+    """
     topic = emulator.bus.topic(ORDERS)
     avro = json.loads(emulator.bus.schema(topic.schema_id).text)
     for path in (f"{EVENTS}/eventSchema", f"{SCHEMAS}/{topic.schema_id}"):

@@ -255,7 +255,7 @@ def test_ipv6(tmp_path):
 
 
 def test_damaged_ca(tmp_path):
-    """An unreadable CA file raises an error that says to remove both files."""
+    """CA files that cannot be read raise an error that says to remove both of them."""
     (tmp_path / "ca.pem").write_text("x")
     (tmp_path / "ca-key.pem").write_text("x")
     with pytest.raises(EmulatorProblem, match="remove both"):

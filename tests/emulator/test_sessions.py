@@ -14,7 +14,7 @@ TOPIC = pb.TopicRequest(topic_name=ORDERS)
 
 
 def headers(emulator, **changes):
-    """Return the emulator's metadata with changes; None removes a header."""
+    """Return the emulator's metadata with *changes* applied; a value of None removes the header."""
     return tuple((k, v) for k, v in {**dict(emulator.metadata), **changes}.items() if v is not None)
 
 

@@ -124,7 +124,10 @@ class Service:
         return self.log[first : first + self.outstanding]
 
     def deliver(self, now: float, most: int) -> bool:
-        """Send events, or a keepalive if there are no events; return whether it was possible."""
+        """Send up to *most* events, or a keepalive if there are none.
+
+        Return False if there is no call, or if it has no requested events outstanding.
+        """
         if not self.stream or not self.outstanding:
             return False
         numbers = self.backlog[:most]
@@ -139,8 +142,9 @@ class Service:
         return True
 
     def answer(self) -> None:
-        """Answer all waiting commits with the newest, answer only the oldest, or
-        lose all answers.
+        """Respond to the waiting commits at random.
+
+        Send only the newest response on behalf of all, send only the oldest, or lose them all.
         """
         how = self.chance.random()
         if how < 0.1:
@@ -159,7 +163,7 @@ class Service:
             self.outbox.append(response)
 
     def check_idle(self, now: float) -> None:
-        """Check that the call has not been without requested events for more than 60 s."""
+        """Check that the call has not gone more than 60 s with no requested events outstanding."""
         idle = self.stream and not self.deaf and not self.outstanding
         assert not idle or now - self.told_at <= IDLE_LIMIT, "nothing was requested for 60 s"
 

@@ -67,7 +67,10 @@ class World:
 
 
 def next_end(reader: Reader, start: dict, seq: int | None = None) -> dict:
-    """Wait for the reader to report a new end offset, or the one after *seq* events; return it."""
+    """Wait until the reader's end offset differs from *start*, and return it.
+
+    If *seq* is given, wait until the end offset contains that number.
+    """
 
     def moved() -> dict | None:
         end = reader.latestOffset(start, reader.getDefaultReadLimit())

@@ -111,7 +111,7 @@ class Script:
         self.tick(self.protocol.close)
 
     def read(self, count: int | None = None) -> None:
-        """Remove *count* items from the queue; None for all."""
+        """Remove *count* items from the queue, or all of them if *count* is None."""
         for _ in range(len(self.pending) if count is None else count):
             self.pending.head()
             self.pending.take()
@@ -132,7 +132,10 @@ class Script:
         return self.tick(partial(self.protocol.handle_outcome, self.flying.pop(lane), outcome))
 
     def confirm(self, lane: Lane, *others: Any, **more: Any) -> list[Command]:
-        """Confirm all messages of the request on a lane, after *others* in the same response."""
+        """Confirm every message of the request that is open on *lane*.
+
+        The response begins with *others*; *more* is added to each confirmation.
+        """
         replies = []
         for message in self.messages(lane):
             reply = {"channel": message["channel"], "id": message["id"], "successful": True}
@@ -142,7 +145,7 @@ class Script:
         return self.answer(lane, *others, *replies)
 
     def refuse(self, lane: Lane, error: str = "", reconnect: str | None = None, reason: str = ""):
-        """Refuse all messages of the request on a lane."""
+        """Refuse every message of the request that is open on *lane*."""
         replies = []
         for message in self.messages(lane):
             reply = {"channel": message["channel"], "id": message["id"], "successful": False}
@@ -155,7 +158,9 @@ class Script:
         return self.answer(lane, *replies)
 
     def connected(self, *names: str, start: int = -1) -> Script:
-        """Open the client and subscribe to channels, with the server confirming everything."""
+        """Open the client and subscribe to the channels *names* from *start*; the server confirms
+        it all.
+        """
         self.open()
         self.confirm(Lane.ASK)
         self.confirm(Lane.POLL)
@@ -173,7 +178,7 @@ class Script:
         return any(cut.request is self.flying[lane] for cut in self.of(Cut))
 
     def reconnect(self) -> None:
-        """Let cancelled requests fail, wait for the next attempt, and confirm a new session."""
+        """Fail the cancelled requests, wait for the next attempt, and confirm its requests."""
         self.fail_cancelled()
         if Lane.ASK not in self.flying:
             self.wait()
@@ -213,7 +218,7 @@ class Script:
 
     @property
     def renewals(self) -> int:
-        """Number of sessions that the protocol asked to replace."""
+        """Number of different sessions that the protocol has asked to have replaced."""
         return len({command.refused for command in self.of(Send)} - {None})
 
     def outcome(self, waiter: object) -> Any:

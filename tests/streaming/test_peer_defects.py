@@ -207,7 +207,7 @@ def test_m12_an_event_without_a_date_or_an_id_raises_our_errors_only(face, emula
 def test_m13_a_filtered_subscription_resumes_from_its_position(face, emulator):
     """A subscription with a filter resumes from its stored position.
 
-    The peer sends the position under the name with the filter, where no server looks.
+    The peer sends the position under a name that includes the filter, and servers ignore it.
     """
     store: dict = {}
     name = f"{TOPIC}?Name='1'&Name='3'"

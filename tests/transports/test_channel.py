@@ -46,7 +46,7 @@ def test_plaintext_to_another_host_needs_force(endpoint):
 def test_an_invalid_endpoint_is_rejected(endpoint):
     """An endpoint without a host or a valid port raises an error.
 
-    Otherwise its name would be looked up forever.
+    Otherwise, the client would keep trying to resolve it as a host name.
     """
     with pytest.raises(ConfigurationError, match="host:port"):
         open_channel(endpoint)
@@ -184,7 +184,7 @@ def test_plaintext_to_loopback_goes_through_no_proxy(run_emulator, connect, monk
 def test_an_invalid_proxy_url_is_rejected(proxy):
     """A proxy URL that lacks http://, a host or a port raises an error.
 
-    Otherwise its name would be looked up forever.
+    Otherwise, the client would keep trying to resolve it as a host name.
     """
     with pytest.raises(ConfigurationError, match="http://host:port"):
         open_channel("host:443", proxy=proxy)
@@ -194,7 +194,7 @@ def test_an_invalid_proxy_url_is_rejected(proxy):
 
 
 def test_pings_detect_a_dead_connection(run_emulator, tmp_path):
-    """If a connection accepts bytes but never answers, pings end the call before its timeout."""
+    """If a connection accepts bytes but never responds, pings end the call before its timeout."""
     emulator = run_emulator(tls=True)
     frozen = threading.Event()
     with connect_proxy(frozen) as proxy:

@@ -30,7 +30,7 @@ NAME = "Orders"
 
 
 class FakeAlarm:
-    """Holds the driver's deadline on the testing clock; `pass_time` runs its callback."""
+    """Replaces the driver's alarm, so that its callback runs only when a test calls `pass_time`."""
 
     def __init__(self) -> None:
         self.set_for: tuple[float, Callable[[], None]] | None = None
@@ -72,10 +72,10 @@ class PlayedSubscription:
         return self._pool.submit(self.rpc.take_request).result(PATIENCE)
 
     def respond(self, *numbers: int, pending: int, **fields: Any) -> None:
-        """Send a response; if it contains events, accept it on behalf of the application.
+        """Send a response with events of these *numbers*, or a keepalive if there are none.
 
-        It contains events with these numbers, or is a keepalive if there are none. Its latest
-        replay id is `tip`, by default the last number.
+        Its latest replay id is `tip`, by default the last number. Events are accepted on behalf of
+        the application.
         """
         tip = fields.pop("tip", numbers[-1] if numbers else 0)
         events = [
@@ -195,9 +195,7 @@ def test_the_requests_of_a_managed_subscription(play: Callable[..., PlayedSubscr
 def test_a_drain_waits_for_its_commit_before_the_half_close(
     play: Callable[..., PlayedSubscription],
 ) -> None:
-    """A drain waits for the answer to the last commit, half-closes the stream, and ends without an
-    error.
-    """
+    """A drain waits for the response to the last commit, then ends the stream without an error."""
     played = play(Target(NAME, managed=True), None)
     played.request()
     played.respond(1, pending=9)

@@ -83,8 +83,8 @@ def rows_of(batches: list[EventBatch]) -> tuple[list[dict], ReplayId]:
 
 
 def test_message_becomes_a_row(emulator, open_channel):
-    """The row has the message's JSON as its payload and the digits of its replay id, but no schema
-    id or event id.
+    """The payload is the message's JSON, the replay id is its decimal digits as bytes, and the
+    schema id and the event id are empty.
     """
     ids = emulator.publish_streaming(TOPIC, numbered(3))
     rows, position = rows_of(receive(open_channel(), 3))

@@ -223,7 +223,7 @@ def test_events_beyond_window_keys_are_looked_up_in_the_table(open_writer, table
 
 
 def test_event_with_an_unset_time_is_written_once(open_writer, clock):
-    """An event with an unset date, sent as the year 1, counts as old and is written once."""
+    """An event with an unset date, sent as the year 1, is stored once even if it is redelivered."""
     writer = open_writer()
     unset = [raw_event(n, at=at) for n, at in enumerate([-62_135_596_800.0, -62_035_596_800.0])]
     assert writer.write(batch_of(unset[:1])).rows == 1
@@ -235,7 +235,9 @@ def test_event_with_an_unset_time_is_written_once(open_writer, clock):
 
 @pytest.mark.parametrize("age", [72.5, 73.0, 73.2, 73.5, 74.0, 74.9])
 def test_duplicates_near_the_window_edge_are_detected(open_writer, table, clock, age):
-    """A duplicate is detected at any age near the window's edge, in the window or in the table."""
+    """A duplicate from near the edge of the dedupe window is detected, whether its key is still in
+    the window or only in the table.
+    """
     clock.now = NOW + 0.7 * HOUR
     writer = open_writer()
     writer.write(batch_of([raw_event(0, at=NOW - HOUR)]))
@@ -316,7 +318,9 @@ def test_write_that_fails_after_the_rename_is_not_repeated(open_writer, table, m
 
 
 def test_write_with_missing_rows_is_rejected(open_writer, table, monkeypatch):
-    """Spark's written rows are counted before they are published; a missing row raises an error."""
+    """The rows that Spark has written are counted before they are published, and a missing row
+    raises an error.
+    """
     writer = open_writer()
     stage = parquet.ParquetTable._stage
 
@@ -495,7 +499,7 @@ def test_write_rows_keeps_the_position(open_writer, table):
 
 
 def test_only_the_latest_write_names_are_remembered(open_writer, monkeypatch):
-    """A writer that has run for long remembers only as many write names as a newly opened one."""
+    """A long-lived writer remembers only the latest write names, as many as a newly opened one."""
     monkeypatch.setattr(parquet, "REMEMBERED_NAMES", 2)
     writer = open_writer()
     for n in range(3):

@@ -84,8 +84,10 @@ class Org:
         return (*state.fields, _rank(state, self.rates[-1][1]))
 
     def row(self, record_id: str, sent: int, staleness: int, rng: random.Random) -> Row | None:
-        """Return a record as a response may show it: in a random state from *staleness* ticks
-        before the request or later. None if the record did not exist then.
+        """Return a record as the response to a request at tick *sent* may show it.
+
+        The response shows a random state from at most *staleness* ticks earlier, or a later one. It
+        is None if the record did not exist then.
         """
         state = _random_state(self.past.get(record_id, []), sent - staleness, rng)
         rate = _random_state(self.rates, sent - staleness, rng)
@@ -95,7 +97,7 @@ class Org:
     # Changes by users. Each call is one transaction.
 
     def commit(self, *, moved: bool = False) -> None:
-        """Start a new transaction; if *moved* is true, after the org's move to another instance."""
+        """Start a new transaction. If *moved* is true, the org first moves to another instance."""
         if moved:
             self.now += 1
             self.number = random.Random(self.now).randrange(100)

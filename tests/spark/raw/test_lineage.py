@@ -40,7 +40,7 @@ def test_moves_reports_vanished_and_added_batches(commits, since, vanished, adde
 
 
 def test_moves_agrees_with_a_simple_model():
-    """In random histories, the result equals that of a model which stores a list per version."""
+    """In random histories, `moves` agrees with a model that keeps a full list for each version."""
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -62,5 +62,5 @@ def test_moves_agrees_with_a_simple_model():
 
 
 def test_commits_before_the_kept_log_are_ignored():
-    """If the log starts at the given version, no batches are reported as added or removed."""
+    """A log that begins with the given version yields no removed or added batches."""
     assert moves([Commit(7, batch="h")], 7) == Moves()

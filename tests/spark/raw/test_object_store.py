@@ -81,7 +81,10 @@ def test_each_event_is_stored_once_and_sidecars_are_readable(spark, open_writer,
 
 
 def test_a_sidecar_file_is_never_missing_while_it_is_replaced(spark, object_store, tmp_path):
-    """Hadoop's rename would delete the old file first, so readers could miss it."""
+    """A reader always finds the file while it is being replaced.
+
+    Hadoop's rename would delete the old file first.
+    """
     files = files_at(object_store.url(f"raw/{tmp_path.name}"), "_gaps", spark)
     files.make()
     files.replace("a.json", "0")
@@ -111,7 +114,10 @@ def test_a_sidecar_file_is_never_missing_while_it_is_replaced(spark, object_stor
 
 
 def test_iceberg_without_a_catalog_is_rejected(spark, object_store):
-    """Its commits would need a rename that never overwrites, which object stores lack."""
+    """Writing Iceberg to a URL raises an error that asks for a catalog table.
+
+    Without a catalog, commits need a rename that never overwrites, which object stores lack.
+    """
     with pytest.raises(ConfigurationError, match=r"a catalog table \(catalog type jdbc or rest\)"):
         EventWriter(spark, object_store.url("raw/x"), format="iceberg", topic=TOPIC)
 

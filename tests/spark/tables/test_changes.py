@@ -197,8 +197,8 @@ def test_changed_nulled_and_unchanged_fields_are_distinguished(spark):
 
 
 def test_an_update_with_invalid_bitmaps_counts_as_a_gap(spark):
-    """The changed fields are unknown, so the state is left unchanged and the record
-    must be reread.
+    """The update's changed fields cannot be determined, so the stored state is left unchanged and
+    the record must be reread.
     """
     broken = event(header("UPDATE", ["001A"], (2, 1), changedFields=["0xFF0000"]), Phone="2")
     events = [event(header("CREATE", ["001A"]), Phone="1"), broken]
@@ -486,8 +486,10 @@ class Histories:
 
 
 def test_the_latest_state_equals_the_reference(spark):
-    """Random histories contain merged updates, parts of fields, gaps, wildcards, overflow, ties and
-    recreated records; four of them, about different objects, are in one table.
+    """The latest states of four random histories, in one table, equal those of the reference.
+
+    The histories contain merged updates, parts of fields, gaps, wildcards, overflow, ties and
+    recreated records.
     """
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -508,7 +510,9 @@ def test_the_latest_state_equals_the_reference(spark):
 
 
 def test_the_random_histories_cover_every_case():
-    """Deleted, complete and incomplete records and several reread reasons occur in them."""
+    """The histories contain deleted, complete and incomplete records, and several reasons to reread
+    one.
+    """
     rows = [row for seed in range(40) for row in reference(Histories(seed).events(60)).values()]
     reasons = {row["reread_reason"] for row in rows}
     assert reasons >= {None, "GAP_UPDATE", "DIFF", "GAP_OVERFLOW", "LATE"}

@@ -18,7 +18,9 @@ from tests.spark.conftest import TABLE_FORMAT
 def test_tables_equal_an_independent_reference_after_kills(
     spark: SparkSession, tmp_path: Path, to_format: str
 ):
-    """For each format, 15 kills hit different moments of a step and different processes."""
+    """In each format, the tables equal the reference after 15 kills of different processes at
+    different moments.
+    """
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")
     world = World(spark, tmp_path, to_format)
