@@ -96,9 +96,9 @@ def test_a_file_may_begin_with_a_byte_order_mark(file):
 
 
 def test_a_tilde_is_expanded_in_every_path(tmp_path, monkeypatch):
-    """`~` is expanded in options, variables and files, because no shell does so in --config=~/x.
+    """`~` is expanded wherever a path is set, even in --config=~/x, which shells leave unexpanded.
 
-    A relative path starts at the file's expanded directory.
+    An unknown user after `~` raises an error.
     """
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "s.toml").write_text("private_key_file = 'key.pem'")
@@ -137,8 +137,8 @@ def test_an_invalid_settings_file_is_rejected(file, text, profile, message):
 
 
 def test_the_error_of_a_broken_file_does_not_show_its_text(file):
-    """A file that is not valid TOML raises an error without the parser's, which could show a
-    secret.
+    """A file that is not valid TOML raises an error that does not include the parser's own error,
+    as that could show a secret.
     """
     config = file('client_secret = "hush\n')
     with pytest.raises(ConfigurationError) as caught:

@@ -244,7 +244,7 @@ def test_the_session_of_a_salesforce_object(org):
 
 
 def test_a_salesforce_object_is_renewed_in_place(org):
-    """The object is renewed only if its session is the rejected one.
+    """If the rejected session is still the object's current one, the object is renewed.
 
     Otherwise, its current session is returned.
     """

@@ -66,7 +66,9 @@ def encode_rows(schema_json: str, *rows: Any) -> list[bytes]:
 
 
 def decode(schema_json: str, payloads: list[bytes], native: bool) -> tuple[pa.StructArray, dict]:
-    """Decode by one route and validate the array; return it with the errors by payload number."""
+    """Decode *payloads* by one route; return the validated array, and the errors of rejected
+    payloads by index.
+    """
     decoder = Values("S", schema_json, native=native)
     array, rejected = decoder.decode(payloads)
     array.validate(full=True)
@@ -348,7 +350,7 @@ def label_of(type_: Any) -> str:
 def avro_unions(draw: st.DrawFn, scope: Scope, depth: int, kind: str) -> tuple[Any, Any]:
     """Draw a union, in which null may occur at any place, and a strategy for its values.
 
-    The values name their branch.
+    A value other than null is a tuple of its branch's label and the value itself.
     """
     count = 1 if kind == "optional" else draw(st.integers(2, 3))
     branches: list[Any] = []
@@ -496,7 +498,7 @@ def test_a_batch_of_only_bad_payloads_is_empty(native):
 
 @needs_native
 def test_good_payloads_are_not_decoded_in_python(monkeypatch):
-    """On the native route, only the bad payload among a thousand is decoded in slow Python."""
+    """On the native route, Python decodes only the single bad payload among a thousand."""
     decoded = []
     decoder = Values("S", event_schema("long"), native=True)
     slow = decoder._codec.decode

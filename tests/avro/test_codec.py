@@ -45,7 +45,10 @@ def test_the_codec_reads_the_events_name_topic_and_kind():
 
 
 def test_the_event_time_comes_from_the_event():
-    """A platform event's time is its creation, a change event's its commit; it may be missing."""
+    """The event time is when a platform event was created or a change event committed.
+
+    It is None if the event does not contain that time.
+    """
     assert ORDERS.event_time(VALUE) == 1_700_000_000_000
     assert CHANGES.event_time({"ChangeEventHeader": {"commitTimestamp": 7}}) == 7
     assert ORDERS.event_time({}) is None
@@ -98,7 +101,7 @@ def test_an_invalid_value_names_the_field(value, says):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"string"', '{"type": "nonsense"}', "{}"])
 def test_a_broken_schema_raises_a_schema_error(text: str):
-    """However the schema is broken, the error contains its id."""
+    """A schema that is broken in any way raises a `SchemaError` that contains the schema's id."""
     with pytest.raises(SchemaError, match="id9"):
         Codec("id9", text)
 

@@ -47,7 +47,7 @@ def test_many_threads_share_one_fetch():
 
 @pytest.fixture
 def waiting(monkeypatch) -> list[str]:
-    """Return a list that grows when a thread begins to wait for the fetch of another one."""
+    """Return a list to which a thread adds its name before it waits for another one's fetch."""
     threads: list[str] = []
 
     class Watched(Future):
@@ -60,7 +60,7 @@ def waiting(monkeypatch) -> list[str]:
 
 
 def test_a_failed_fetch_fails_for_all_that_wait_for_it(waiting):
-    """Eight threads that need the same schema at once get the error of the one call."""
+    """Eight threads that need the same schema at once share one call, and all get its error."""
     gate, calls = threading.Event(), []
     down = StreamUnavailableError("down")
 
@@ -135,8 +135,8 @@ def test_the_cache_drops_the_least_recently_used_schema():
 
 
 def test_an_interrupted_fetch_can_be_retried_by_other_threads(waiting):
-    """If Ctrl-C interrupts a fetch, only its own thread is interrupted; another that waits for it
-    gets an error that can be retried.
+    """If Ctrl-C interrupts the thread that fetches a schema, a thread waiting for the result gets a
+    retryable error.
     """
     gate, asked = threading.Event(), threading.Event()
 

@@ -134,7 +134,9 @@ def test_ctrl_c_before_a_take_neither_loses_nor_repeats_an_event():
 def test_ctrl_c_during_a_pop_neither_loses_nor_repeats_a_batch(
     popped: bool,
 ):
-    """Ctrl-C may come just before or just after a response leaves the queue."""
+    """If Ctrl-C comes just before or after a response leaves the queue, each batch is still handed
+    out exactly once.
+    """
     harness = ConsumerHarness()
     harness.queue = [arrival(1, b"\x02"), arrival(2, b"\x04")]
     first = harness.step()
@@ -163,7 +165,9 @@ class Interrupted(deque[Any]):
 
 @pytest.mark.parametrize("removed", [False, True])
 def test_ctrl_c_while_handing_out_neither_loses_nor_repeats_a_batch(removed: bool):
-    """Ctrl-C may come just before or just after a prepared batch is removed."""
+    """If Ctrl-C comes just before or after a prepared batch is removed, each batch is still handed
+    out exactly once.
+    """
     harness = ConsumerHarness()
     harness.queue = [arrival(1, b"\x02"), arrival(2, b"\x04")]
     harness.step()
@@ -192,7 +196,10 @@ def test_last_batch_is_in_hand_until_the_next_request():
 
 
 def test_only_one_event_is_in_hand_when_iterating_over_events():
-    """The rest of its batch is not acked with it, but handed out next."""
+    """When events are iterated over one by one, only the current one is in hand.
+
+    The rest of its batch is not acked with it, but handed out next.
+    """
     harness = ConsumerHarness()
     harness.queue = [arrival(5, b"\x02", b"\x04", b"\x06")]
     step = harness.step()
@@ -353,7 +360,10 @@ def test_permanent_schema_error_is_raised():
 
 
 def test_undecodable_events_are_quarantined_before_anything_is_acked():
-    """The order is quarantine, ack, hand out; an interrupted quarantine is repeated as a whole."""
+    """Undecodable events are quarantined before any event of their response is acked or handed out.
+
+    An interrupted quarantine is repeated as a whole.
+    """
     harness = ConsumerHarness("quarantine")
     harness.queue = [arrival(1, b"\x02", BAD, b"\x04", BAD)]
     step = harness.step()
@@ -443,7 +453,10 @@ def test_positions_are_stored_at_most_once_per_interval():
 
 
 def test_acked_position_is_stored_before_the_consumer_waits():
-    """An acked position waits for the store interval only while there is work."""
+    """Before it waits for events, the consumer stores an acked position at once.
+
+    At other times, the position waits for the store interval.
+    """
     harness = ConsumerHarness()
     harness.consumer.storable(position(1))
     stored(harness, 0.0)

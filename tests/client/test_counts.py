@@ -56,7 +56,9 @@ class CountingService(MemoryService):
 
 
 def take_all(subscription, seen=0):
-    """Read the value of every event, and ack the last batch; *seen* events were already read."""
+    """Read events until `EVENTS` have been read, including *seen* earlier ones, and ack the last
+    batch.
+    """
     for batch in subscription:
         for event in batch:
             assert event.value
@@ -94,7 +96,7 @@ def test_number_of_requests_of_a_slow_reader(size):
 
 @pytest.mark.parametrize("size", [1, 100])
 def test_number_of_commits(size):
-    """One commit covers all acks since the last one, and shares a request for events if it can."""
+    """Acks are committed together: one commit in each pause, besides the first and the last."""
     service = CountingService(size)
     began = time.monotonic()
     with (
@@ -112,8 +114,9 @@ def test_number_of_commits(size):
 
 @pytest.mark.parametrize("managed", [False, True])
 def test_number_of_driver_turns(managed, monkeypatch):
-    """Each response takes two turns: one on arrival, and one on removal, which also acks the
-    response before it.
+    """A response takes two turns of the driver: on its arrival and on its removal from the queue.
+
+    The second turn also acks the previous response.
     """
     service, turns = CountingService(1), []
     apply = CallDriver._apply
@@ -286,7 +289,9 @@ def test_number_of_wake_ups_of_a_loop():
 
 
 def test_ready_batches_yield_to_the_loop_at_most_once_a_millisecond():
-    """Taking a ready batch does not cost a turn of the event loop each time."""
+    """Reading ready batches yields to the event loop at most once a millisecond, not once per
+    batch.
+    """
     service, rounds = CountingService(1), []
 
     async def count() -> None:

@@ -32,7 +32,7 @@ Open = Callable[..., tuple[Target, Face]]
 
 @pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
 def face_kind(request: pytest.FixtureRequest) -> type[Face]:
-    """The class of the client under test."""
+    """Return the class that drives the client under test, synchronous or asyncio."""
     return request.param
 
 

@@ -146,7 +146,10 @@ class Client:
         return stream
 
     def managed(self, **first: Any) -> Stream:
-        """Open a ManagedSubscribe stream, by default by name with 100 requested events."""
+        """Open a ManagedSubscribe stream; *first* sets fields of the first request.
+
+        By default, the request names the subscription `MANAGED` and requests 100 events.
+        """
         stream = self.stream("ManagedSubscribe")
         if not {"subscription_id", "developer_name"} & set(first):
             first["developer_name"] = MANAGED
@@ -183,7 +186,7 @@ def commit(replay_id: bytes, request_id: str = "", num_requested: int = 0) -> An
 
 
 def until(condition: Callable[[], Any], seconds: float = WAIT_S) -> Any:
-    """Wait until *condition* returns a true value, and return it; fail after *seconds*."""
+    """Return the first true value that *condition* returns; fail if there is none in *seconds*."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "the condition did not become true in time"

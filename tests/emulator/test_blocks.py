@@ -106,7 +106,7 @@ def open_org(tmp_path: Path) -> Iterator[Callable[..., Org]]:
 
 
 def full_pages() -> int:
-    """Return the maximum number of events in a page, so that full pages are read."""
+    """Return the number of events to read per page, which is always that of a full page."""
     return 100
 
 
@@ -149,9 +149,9 @@ def test_blocks_are_added_to_an_older_data_directory(open_org):
 
 @pytest.mark.parametrize("changed", [{"replay_id_bytes": 8}, {"change_event_ids": False}])
 def test_blocks_encoded_with_other_settings_are_not_used(open_org, changed):
-    """Blocks that were encoded with other settings are not sent.
+    """A stream does not send blocks that were encoded with other settings.
 
-    After the old settings are restored, the blocks of the new ones are not sent either.
+    This holds after the settings are changed and after they are changed back.
     """
     org = open_org()
     for settings in (Settings(**changed), SETTINGS, Settings(**changed)):
@@ -241,7 +241,7 @@ def test_events_after_a_loss_have_blocks(open_org, happened):
 
 
 def test_deleting_a_channel_deletes_its_blocks(open_org):
-    """A channel that reuses a deleted channel's number sends none of its events."""
+    """A channel that reuses a deleted channel's number does not send the old one's events."""
     org = open_org()
     org.bus.put_channel("/data/Some__chn", [ACCOUNTS])
     org.publish(ACCOUNTS, 100)

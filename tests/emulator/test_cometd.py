@@ -105,7 +105,7 @@ def test_a_session_expires_without_a_connect(start):
 
 
 def test_the_older_of_two_connects_is_cancelled(start):
-    """A second connect cancels the one that is held, which is answered with HTTP 500.
+    """A second connect request cancels the held one, whose response then has HTTP status 500.
 
     The CometD project's server does the same.
     """

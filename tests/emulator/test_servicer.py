@@ -86,8 +86,8 @@ def test_events_are_sent_as_requested(in_process_client: InProcessClient) -> Non
 
 
 def test_commit_is_answered_and_stored(in_process_client: InProcessClient) -> None:
-    """A commit is answered in a separate response that repeats the request's values, and its
-    position is stored.
+    """A commit stores its position, and a separate response confirms it with the request's id and
+    position.
     """
     published = in_process_client.emulator.publish(ORDERS, [{"Order_Number__c": "1"}])
     rpc = in_process_client.stream(

@@ -280,7 +280,10 @@ def batches_in(table: Path) -> set[str]:
 
 
 def _progress_marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str]]:
-    """Return a function that lists externally visible marks, of which each step adds one."""
+    """Return a function that returns externally visible marks of ingest's progress.
+
+    Each step of the kind *moment* adds a new mark.
+    """
     if moment == "staging":
         beside = table.parent / f".{table.name}.sfpubsub"
         return lambda: {path.name for path in beside.glob("_staging/*")}
@@ -292,7 +295,7 @@ def _progress_marks(moment: str, table: Path, emulator: Emulator) -> Callable[[]
 
 
 def _wait_for_progress(ingest: Ingest, marks: Callable[[], set[str]], steps: int) -> None:
-    """Wait for *steps* new marks."""
+    """Wait until *marks* has returned *steps* new marks; fail after `DEADLINE` seconds."""
     before = marks()
     seen: set[str] = set()
     deadline = time.monotonic() + DEADLINE

@@ -204,9 +204,9 @@ def test_an_old_position_on_a_quiet_topic_is_healthy(world):
 
 
 def test_events_waiting_for_a_schema_are_reported(world):
-    """Events that wait more than a minute for their schema are a problem until it is available.
+    """A subscription that waits more than a minute for a schema is a problem until it is streaming.
 
-    The service's reason is reported.
+    The subscription's own reason is reported.
     """
     reason = "a schema cannot be fetched: no permission"
     world.subscription.becomes(state="waiting_for_schema", reason=reason)

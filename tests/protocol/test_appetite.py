@@ -36,8 +36,9 @@ def test_small_events_allow_the_full_window_at_once() -> None:
 
 
 def test_large_events_are_requested_only_if_they_fit() -> None:
-    """Waiting and requested events together, at their average size, stay within the memory
-    limit."""
+    """No more events are requested than fit into the memory limit at their average size, beside
+    those that still wait to be read.
+    """
     appetite = Appetite(Limits(max_bytes=32 * MB))
     receive(appetite, 3, MB)
     assert appetite.room(0) == 29
@@ -52,8 +53,8 @@ def test_large_events_are_requested_only_if_they_fit() -> None:
 
 
 def test_event_larger_than_the_limit_is_requested_alone() -> None:
-    """An event that exceeds the memory limit is still requested, but nothing else while it
-    waits.
+    """An event that exceeds the memory limit is requested alone: nothing more is requested while it
+    waits to be read.
     """
     appetite = Appetite(Limits(max_bytes=100))
     appetite.seen([event(1)], 150)
@@ -119,8 +120,8 @@ def test_discarded_events_make_room() -> None:
 
 
 def test_waiting_bytes_stay_near_the_limit() -> None:
-    """For any mix of event sizes, waiting events stay below 1.7 times the memory limit as long as
-    no more are sent than allowed.
+    """Whatever the event sizes, waiting events take up less than 1.7 times the memory limit if no
+    more are delivered than requested.
     """
     chance = random.Random(5)
     for _ in range(200):

@@ -8,8 +8,8 @@ from tests.protocol.scripted import event, rid
 
 
 def filled(*numbers: int) -> Ledger:
-    """Return a ledger on its first stream with these events, using *numbers* as sequence numbers
-    too.
+    """Return a ledger on its first stream that contains event *n* with sequence number *n* for each
+    of *numbers*.
     """
     ledger = Ledger()
     ledger.new_stream()
@@ -181,7 +181,10 @@ def test_redelivery_needs_equal_id_and_position() -> None:
 
 
 def test_stream_may_begin_only_right_after_a_given_position() -> None:
-    """A stream may begin only with the event right after the given (or last confirmed) position."""
+    """A stream begins right after a position only if its first event directly follows it.
+
+    This holds for the start of the ledger and for an acked event.
+    """
     ledger = filled(1, 2, 3)
     ledger.ack(1, 2)
     second = ledger.newest_done

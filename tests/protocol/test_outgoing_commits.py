@@ -1,4 +1,6 @@
-"""Tests of commits of managed subscriptions: only acked positions, and a result for each caller."""
+"""Tests of how managed subscriptions commit acked positions, and of what each `commit` call returns
+or raises.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,7 @@ def test_keepalive_is_committed() -> None:
 
 
 def test_commit_answer_changes_neither_credit_nor_position() -> None:
-    """A commit answer only confirms a commit; its stale position and pending count are ignored."""
+    """A commit response confirms a commit; its stale position and pending count are ignored."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -114,7 +116,7 @@ def test_commit_answer_changes_neither_credit_nor_position() -> None:
 
 
 def test_events_in_a_commit_answer_are_delivered() -> None:
-    """A response can both deliver events and confirm a commit."""
+    """If a response both confirms a commit and contains events, both take effect."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -150,10 +152,9 @@ def test_commit_with_nothing_new_returns_the_last_receipt() -> None:
 
 
 def test_commit_does_not_wait_for_a_keepalive() -> None:
-    """After a reconnect, `commit` returns the last receipt instead of waiting for a keepalive.
+    """After a reconnect, `commit` returns the last receipt without waiting for a keepalive.
 
-    An uncommitted keepalive's position need not be confirmed, and its redelivery could take
-    minutes.
+    A keepalive might not be redelivered for minutes, and its position need not be committed.
     """
     script = streaming()
     script.respond(keepalive(2))
@@ -164,9 +165,8 @@ def test_commit_does_not_wait_for_a_keepalive() -> None:
 
 
 def test_first_commit_may_be_a_keepalive() -> None:
-    """Before the first commit is confirmed, `commit` waits for a keepalive's commit.
-
-    It is settled with that receipt.
+    """If no commit has been confirmed yet, `commit` waits for that of a keepalive's position and
+    returns its receipt.
     """
     script = Script()
     script.start()
@@ -220,7 +220,10 @@ def test_rejected_commit_fails_its_caller_and_is_retried() -> None:
 
 
 def test_commit_retries_a_rejected_position() -> None:
-    """Calling `commit` retries a rejected position at once; unrelated errors are ignored."""
+    """Calling `commit` retries a rejected position at once.
+
+    A rejection of an unknown commit request is ignored.
+    """
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -235,7 +238,9 @@ def test_commit_retries_a_rejected_position() -> None:
 
 
 def refuse_until(script: Script, until: float, *, ack: bool) -> list:
-    """Reject every commit until the time *until* or the end; return the last commands.
+    """Reject each commit until the time *until* or the end of the subscription.
+
+    Return the commands that the last ack or rejection caused.
 
     Args:
         script: The subscription.
@@ -261,9 +266,9 @@ def refuse_until(script: Script, until: float, *, ack: bool) -> list:
 
 @pytest.mark.parametrize("ack", [False, True], ids=["one-position", "newer-ones"])
 def test_subscription_ends_after_15_minutes_of_rejections(ack: bool) -> None:
-    """Rejections for 900 s end the subscription with a retryable `CommitError`.
+    """Commit rejections for 900 s end the subscription with a retryable `CommitError`.
 
-    A waiting `commit` raises it too, and it does not matter whether the positions change.
+    This also fails a waiting `commit`, whether the rejected position stays the same or changes.
     """
     script = streaming()
     script.read(events(2))
@@ -302,7 +307,7 @@ def test_subscription_ends_if_commits_stay_unanswered() -> None:
 
 
 def test_one_answer_may_confirm_several_commits() -> None:
-    """The answer to a newer commit also settles the callers of an older one that timed out."""
+    """If a commit times out, the confirmation of a newer one settles the callers of both."""
     script = streaming()
     script.read(events(2, 3))
     script.ack(2)
@@ -317,7 +322,7 @@ def test_one_answer_may_confirm_several_commits() -> None:
 
 
 def test_late_commit_answer_counts() -> None:
-    """A success that arrives after the timeout still settles the caller."""
+    """If a commit succeeds after its timeout, the waiting `commit` call still gets the receipt."""
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -379,7 +384,7 @@ def test_commit_call_survives_a_reconnect() -> None:
 
 
 def test_fatal_error_fails_waiting_commit_calls() -> None:
-    """A failure that closes the subscription also settles a waiting `commit`."""
+    """A waiting `commit` fails with the error that closes the subscription."""
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -392,7 +397,7 @@ def test_fatal_error_fails_waiting_commit_calls() -> None:
 
 
 def test_commit_answer_on_a_plain_stream_is_ignored() -> None:
-    """A commit answer on a plain subscription is ignored, and credit continues as usual."""
+    """A commit response on a plain subscription is ignored, and events are requested as usual."""
     script = streaming(StartPosition.earliest())
 
     assert script.respond(answer("x")) == []

@@ -89,7 +89,7 @@ def test_alarms_of_a_stream_end_with_it() -> None:
 
 
 def test_no_deadline_while_the_session_is_renewed() -> None:
-    """There is no deadline while the driver renews the session, as it reports the result."""
+    """A session renewal has no deadline, because the driver always reports its result."""
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
 
@@ -97,7 +97,10 @@ def test_no_deadline_while_the_session_is_renewed() -> None:
 
 
 def test_earliest_alarm_is_the_deadline() -> None:
-    """The deadline is a commit's timeout of 30 s, and after its answer 300 s for any message."""
+    """The deadline is that of the earliest alarm.
+
+    This is a commit's timeout of 30 s, and once the commit is confirmed, 300 s without a message.
+    """
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))

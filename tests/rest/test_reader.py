@@ -22,7 +22,7 @@ from .support import QUICK, Sessions, reader_of
 
 
 def test_an_object_is_described_with_its_fields(reader):
-    """A describe returns what table columns are made of: an object's properties and its fields."""
+    """Describing an object returns its properties and those of its fields, such as their type."""
     account = reader.describe("Account")
     assert (account.name, account.label, account.key_prefix) == ("Account", "Account", "001")
     assert (account.custom, account.queryable, account.retrieveable) == (False, True, True)
@@ -141,9 +141,9 @@ def test_a_session_that_expires_between_pages_is_renewed(org):
 
 
 def test_reading_a_query_that_the_org_closed_raises(reader):
-    """Opening an eleventh query makes the org close the first one.
+    """When an eleventh query is opened, the org closes the first; reading on in that one raises.
 
-    Reading on in the first one raises an error that says to restart it; the newest stays readable.
+    The error says to start the query again; the eleventh query can still be read.
     """
     soql = "SELECT Id FROM Order__c LIMIT 500"
     open_ = [reader.query(soql, batch_size=200) for _ in range(11)]

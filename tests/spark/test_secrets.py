@@ -21,7 +21,9 @@ SECRET = "planted-client-secret-4711"
 def test_no_secret_is_in_the_table_the_plan_or_the_configuration(
     spark: SparkSession, run_emulator, tmp_path: Path, monkeypatch
 ):
-    """After sign-in and a write, none of them contains the client secret or the access token."""
+    """Neither the table, its query plan nor the configuration contains the client secret or the
+    access token.
+    """
     emulator = run_emulator(tls=True)
     emulator.accounts.put_user("u")
     emulator.accounts.put_app("key", SECRET, run_as="u")
@@ -94,7 +96,9 @@ print("hidden and in force")
 
 
 def test_a_secret_spark_setting_is_not_on_the_command_line_of_java():
-    """Any user can read command lines; the setting takes effect, but its value stays hidden."""
+    """A secret Spark setting takes effect without appearing on Java's command line, which any user
+    can read.
+    """
     found = subprocess.run(
         [sys.executable, "-c", SETTINGS, SECRET], capture_output=True, text=True, check=False
     )

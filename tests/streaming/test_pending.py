@@ -25,7 +25,7 @@ class Queue(RuleBasedStateMachine):
 
     @initialize(limit=st.integers(-1, 6))
     def create(self, limit):
-        """Create a queue; a limit below 1 means that it is unbounded."""
+        """Create a queue with the given limit; a limit below 1 makes it unbounded."""
         self.limit = limit
         self.pending = Pending(itertools.count(1), limit)
         self.pending.on_room = self.note_fullness
@@ -37,7 +37,7 @@ class Queue(RuleBasedStateMachine):
         self.is_mixed = False  # whether `receive` was called during an iteration
 
     def note_fullness(self):
-        """Record whether the queue is full, as the driver does, so that room must be reported."""
+        """Record whether the queue is full, in which case the driver would wait for room."""
         self.awaits_room = self.pending.is_full
 
     @rule(count=st.integers(1, 12))
@@ -71,9 +71,9 @@ class Queue(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 8), anew=st.booleans())
     def iterate(self, count, anew):
-        """Take up to `count` items from a new iteration, or from the latest one if `anew` is false.
+        """Take up to `count` items from a new iteration, or from the previous one unless `anew`.
 
-        The latest iteration must continue correctly even if `receive` has taken messages since.
+        The previous one must continue correctly even if `receive` has taken messages since.
         """
         if anew:
             self.iterator, self.is_mixed = self.pending.messages(), False
@@ -120,7 +120,7 @@ def test_an_iteration_stops_before_an_error():
 
 
 class Interrupted(Pending):
-    """A queue whose length check runs `hook` once, like another thread that interrupts it."""
+    """A queue whose next length check calls `hook`, which simulates another thread."""
 
     hook = None
 
@@ -134,7 +134,9 @@ class Interrupted(Pending):
 
 @pytest.mark.parametrize("before", [2, 3])
 def test_room_is_reported_again_after_a_concurrent_append(before):
-    """If another thread refills the queue while room is being reported, later room is too."""
+    """If another thread refills the queue just as room is reported, room is reported again after
+    later takes.
+    """
     pending, told = Interrupted(itertools.count(1), 2), []
     pending.on_room = lambda: told.append(len(pending))
     pending.put(TOPIC, [event(each) for each in range(before)])

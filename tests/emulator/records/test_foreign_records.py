@@ -26,7 +26,7 @@ ORDERS = "/data/Order__ChangeEvent"
 
 
 def changed_records(emulator: EmulatorServer) -> dict[str, int]:
-    """Return the number of orders that change events name, by change type."""
+    """Return the number of record ids in the change events of orders, by change type."""
     counts: dict[str, int] = {}
     for event in events(emulator, ORDERS):
         header = event["ChangeEventHeader"]

@@ -33,7 +33,9 @@ from tests.spark.object_store import ObjectStore
 
 @pytest.fixture
 def world(spark: SparkSession, tmp_path: Path) -> Iterator[World]:
-    """An org with accounts, where a transaction with more than three changes overflows."""
+    """An org with accounts and a mirror of it; transactions of more than three changes are reported
+    as overflows.
+    """
     settings = Settings(keepalive_s=0.3, overflow_changes=3)
     with EmulatorServer(tmp_path / "org", settings=settings) as emulator:
         yield World(spark, tmp_path, emulator, TABLE_FORMAT)
@@ -164,9 +166,9 @@ def test_mirror_works_in_a_catalog_and_in_an_object_store(
 def test_new_rows_are_the_same_with_and_without_spark(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A read's new rows are written as files from the pieces in memory.
+    """A read's new rows are the same whether they are built in memory or by Spark.
 
-    If those are gone, for instance after a restart, Spark builds the same rows from the read log.
+    Spark builds them from the read log if memory was lost, for instance in a restart.
     """
     old = world.create(9, NumberOfEmployees=7, AnnualRevenue=12.5)
     world.emulator.records.delete("Account", old[3], world.user)

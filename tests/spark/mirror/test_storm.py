@@ -41,7 +41,7 @@ def seed() -> int:
 def test_writer_makes_every_kind_of_change(tmp_path: Path, seed: int):
     """The storm's writer makes every kind of change over REST, and change events report them.
 
-    The expected rows have the same ids as a query of each object.
+    The rows expected of each object have the same ids as a query of it.
     """
     emulator = EmulatorServer(
         tmp_path / "org", seed=seed_of(tmp_path), settings=Settings(overflow_changes=50)
@@ -122,8 +122,8 @@ def row(record_id: str, **values: object) -> dict[str, object]:
 
 
 def test_all_readers_see_merged_rows(spark: SparkSession, tmp_path: Path):
-    """Every reader that is used for the comparison after a storm sees a replaced row once, no
-    deleted rows, and the values of the org.
+    """Each reader that checks tables after a storm returns every record once, with its latest
+    values, and no deleted records.
     """
     full = {
         "Name": "a", "Price__c": Decimal("1.10"), "Due__c": date(2026, 11, 22),
@@ -185,8 +185,9 @@ class StormWorld(World):
         records.put_object(records.describe("Account").with_field(FORMULA))
 
     def advance(self, mirror: Mirror) -> bool:
-        """Run one step of the mirror as in `World`, and advance the org's clock by
-        the same time.
+        """Let the mirror do one step; advance the org's clock by as much as the mirror's advanced.
+
+        Return whether the mirror is settled.
         """
         before = self.now
         settled = super().advance(mirror)
@@ -204,9 +205,7 @@ class StormWorld(World):
         self.wall = self.emulator.clock.now()
 
     def settle(self, mirror: Mirror) -> None:
-        """Let the mirror work until it has nothing left to do, with ten times the usual
-        patience.
-        """
+        """Run the mirror until it has caught up; fail after `10 * PATIENCE` seconds."""
         until(lambda: self.advance(mirror) and self.has_received_all(), "the mirror", 10 * PATIENCE)
 
     def has_received_all(self) -> bool:
