@@ -140,7 +140,7 @@ def test_unknown_fields_are_omitted_and_logged_once(caplog):
 
 
 def test_an_event_without_chosen_fields_keeps_its_header():
-    """Even if no field is chosen, a change event keeps its header, changed fields and event time."""
+    """Even if no field is chosen, a change event keeps its header, changes and event time."""
     codec = Codec("id", schema_text("account_change"))
     for value in values("account_change", 20):
         raw = payload("account_change", value)

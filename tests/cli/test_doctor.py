@@ -411,7 +411,7 @@ def der_of(chain: trustme.LeafCert) -> bytes:
 
 
 def test_a_certificate_has_subject_issuer_and_expiry():
-    """A certificate's subject, issuer and expiry are read from its bytes, even if it has expired."""
+    """A certificate's subject, issuer and expiry are read from its bytes, even if expired."""
     expires = datetime(2020, 2, 3, 4, 5, 6, tzinfo=UTC)
     ca = trustme.CA(organization_name="Authority Ö", organization_unit_name="Unit")
     leaf = ca.issue_cert(

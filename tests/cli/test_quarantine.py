@@ -276,7 +276,7 @@ def test_only_one_redrive_runs_at_a_time(kept, capsys):
 
 
 def test_subscribe_with_quarantine_continues_after_a_bad_event(emulator, tmp_path, capsys):  # noqa: F811
-    """With --quarantine, `subscribe` stores an undecodable event and commits a position after it."""
+    """With --quarantine, `subscribe` keeps an undecodable event and commits a position after it."""
     good = emulator.publish(TOPIC, orders(1))[0]
     draft = Draft(schema_id=good.schema_id, payload=b"\xff")
     emulator.publish_raw(TOPIC, [draft])

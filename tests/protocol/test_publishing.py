@@ -87,13 +87,13 @@ def submit(protocol: PublishProtocol, count: int = 1, now: float = 0.0, **kind) 
 
 
 def ok(*events: ProducerEvent, schema_id: str = "A") -> PublishAnswer:
-    """Return a publish response that accepts *events*; *schema_id* is the topic's current schema."""
+    """Return a response that accepts *events*; *schema_id* is the topic's current schema."""
     results = (PublishResult(ReplayId(b"r"), each.id) for each in events)
     return PublishAnswer(tuple(results), schema_id)
 
 
 def refuse(each: ProducerEvent, error="no", *, schema_id="A", retryable=False) -> PublishAnswer:
-    """Return a publish response that rejects one event; *schema_id* is the topic's current schema."""
+    """Return a response that rejects one event; *schema_id* is the topic's current schema."""
     return PublishAnswer((PublishResult(None, each.id, error, retryable),), schema_id)
 
 
@@ -591,7 +591,7 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def execute_request(self, data: st.DataObject) -> None:
-        """Execute the oldest request: publish some of its events, reject the others, in any order."""
+        """Execute the oldest request: publish some of its events, and reject the others."""
         events = self.requests.pop(0)
         results = []
         fates = st.sampled_from(["ok", "ok", "ok", "busy", "bad"])

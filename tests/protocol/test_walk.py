@@ -335,7 +335,7 @@ class Walk:
         self.service.outbox.clear()
 
     def external_step(self) -> None:
-        """Let the service reject the start position, or finish a sign-in, with or without success."""
+        """Let the service reject the start position, or finish a sign-in, successfully or not."""
         if self.reject and self.service.stream:
             self.reject = False
             stream = self.service.stream
@@ -352,7 +352,7 @@ class Walk:
                 self.execute(self.protocol.renewal_failed(failure, self.now, self.chance.random()))
 
     def pass_time(self) -> None:
-        """Advance the clock by up to 1,500 s, running due timers and delivering what is in transit."""
+        """Advance the clock by up to 1,500 s; run due timers and deliver what is in transit."""
         until = self.now + self.chance.choice((0.01, 0.5, 5.0, 40.0, 400.0, 1500.0))
         while self.now < until and self.finish is None:
             self.flush()
@@ -368,7 +368,7 @@ class Walk:
             self.service.check_idle(self.now)
 
     def flush(self) -> None:
-        """Transfer and handle everything in transit; the service may also answer pending commits."""
+        """Handle everything in transit; the service may also respond to pending commits."""
         service = self.service
         while self.finish is None and (
             service.inbox or service.outbox or service.backlog or service.keepalive_due(self.now)

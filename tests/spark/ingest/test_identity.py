@@ -150,7 +150,7 @@ def test_keys_of_a_recreated_table_are_ignored(spark, open_writer, table, kind, 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="RESTORE is Delta's")
 @pytest.mark.parametrize("kind", ["delta"])
 def test_rows_removed_by_a_restore_are_written_again(spark, open_writer, table, kind, monkeypatch):
-    """Rows that Delta's RESTORE removed are written again, although their keys are still on disk."""
+    """Rows that Delta's RESTORE removed are written again, though their keys are still on disk."""
     monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
     writer = open_writer()
     writer.write(batch_of(range(10)))
