@@ -108,7 +108,7 @@ def test_the_error_code_table_matches_the_code():
 
 
 def test_the_errors_page_has_every_grpc_status():
-    """The errors page names every gRPC status in the row of the client's reaction to it."""
+    """The errors page has every gRPC status except OK, with the client's reaction to it."""
     text = page("errors").read_text(encoding="utf-8")
     _, _, table = text.partition("## Failures without an error code")
     row_of = {

@@ -202,7 +202,7 @@ def test_a_field_that_changes_its_type_keeps_its_old_column(
 
 
 def record(**fields):
-    """Return a record type P with the given fields."""
+    """Return an Avro record type named P, given the type of each field."""
     return {
         "type": "record",
         "name": "P",
@@ -212,9 +212,9 @@ def record(**fields):
 
 @pytest.mark.parametrize("kind", ["array", "map"])
 def test_records_in_lists_gain_fields_in_their_column(kind):
-    """A record inside an array or map changes twice, and its column gains the new fields.
+    """If a record inside an array or map gains fields and changes types, its column gains fields.
 
-    Without that, the table could no longer be derived.
+    The rows of all three versions keep their values in this one column.
     """
     inner = "items" if kind == "array" else "values"
     types = [record(a="int"), record(a="long", b="string"), record(c="int", a="string")]
@@ -267,8 +267,9 @@ def test_fields_that_differ_only_by_case_get_distinct_columns():
 
 
 def test_header_entries_of_unexpected_types_are_stored_unchanged():
-    """A header entry of an unexpected type is stored unchanged, and a missing bitmap is stored as
-    null.
+    """A change event's header field of an unexpected type is stored unchanged.
+
+    A changedFields bitmap that is null is stored as null.
     """
     header = record(
         changedFields=["null", {"type": "array", "items": "string"}],

@@ -140,7 +140,7 @@ def test_unknown_fields_are_omitted_and_logged_once(caplog):
 
 
 def test_an_event_without_chosen_fields_keeps_its_header():
-    """Even if no field is chosen, a change event keeps its header, changed fields and time."""
+    """Even if no field is chosen, a change event keeps its header, changes and event time."""
     codec = Codec("id", schema_text("account_change"))
     for value in values("account_change", 20):
         raw = payload("account_change", value)
@@ -152,9 +152,9 @@ def test_an_event_without_chosen_fields_keeps_its_header():
 
 
 def test_asking_for_the_change_of_a_skipped_field_raises():
-    """A skipped field looks neither unchanged nor null; asking for it raises an error.
+    """Asking for the change of a field that was not chosen raises an error.
 
-    The error says to add it to the chosen fields.
+    The error says to add the field to the choice.
     """
     codec = Codec("id", schema_text("account_change"))
     some = codec.only(frozenset(["Phone", "BillingAddress"]))
@@ -170,9 +170,9 @@ def test_asking_for_the_change_of_a_skipped_field_raises():
 
 
 def test_json_has_the_chosen_fields_but_raw_tables_have_all():
-    """An event's JSON contains only the chosen fields and those that are always decoded.
+    """If fields are chosen, an event's JSON has only these and CreatedDate.
 
-    A raw table's row contains all fields.
+    The row of a raw table still has all fields.
     """
     codec = Codec("id", schema_text("order_event"))
     raw = payload("order_event", next(values("order_event", 1)))
@@ -188,9 +188,9 @@ def test_json_has_the_chosen_fields_but_raw_tables_have_all():
 
 @pytest.mark.parametrize("native", [None, False])
 def test_arrow_has_the_chosen_fields(native):
-    """The `value` struct contains only the decoded fields, even if there are none.
+    """The Arrow column `value` contains only the decoded fields, and may have none.
 
-    All other columns are unchanged.
+    All other columns are the same as without a choice of fields.
     """
     codec = Codec("id", schema_text("account_change"))
     raws = [payload("account_change", value) for value in values("account_change", 20)]
@@ -225,9 +225,9 @@ def test_an_invalid_choice_of_fields_raises(fields, says):
 
 
 def test_the_choice_of_fields_may_be_any_iterable():
-    """Field names may come from any iterable, even a generator.
+    """The names of the chosen fields may come from any iterable, even a generator.
 
-    An empty choice is not the same as None.
+    An empty choice means no fields, and None means no choice.
     """
     assert chosen_fields(None) is None
     assert (

@@ -158,9 +158,9 @@ AFTER_FAILURE = {
 def test_each_failure_is_reported_by_its_own_check(
     emulator, monkeypatch, capsys, changed, options, check, says, cure
 ):
-    """The failed check's own line says what is wrong and how to fix it.
+    """A failed check says what is wrong and how to fix it, and the exit code is 3.
 
-    Later checks that need it are skipped, the others are made. The exit code is 3.
+    Only checks that depend on it are skipped.
     """
     point_at(emulator, monkeypatch, **changed)
     code, checks, _ = examine(capsys, *options)
@@ -202,7 +202,7 @@ def test_a_stopped_subscription_fails_with_the_command_to_start_it(emulator, cap
 
 
 def test_a_mirrored_object_is_checked_for_access_and_changes(emulator, monkeypatch, capsys):
-    """Each object is checked for access to all its records and for selection on the channel."""
+    """An object's checks fail without access to all its records or without change events for it."""
     code, checks, _ = examine(capsys, "--object", "Account", "--object", "Nothing__c")
     assert (checks["object Account"]["result"], checks["changes of Account"]["result"]) == (
         "ok",
@@ -227,9 +227,9 @@ def test_a_mirrored_object_is_checked_for_access_and_changes(emulator, monkeypat
 
 
 def test_missing_setup_permission_skips_the_subscription_check(emulator, monkeypatch, capsys):
-    """A user without permission to view the setup may still subscribe, so the check does not fail.
+    """Without permission to view the setup, the check is skipped and its line names the permission.
 
-    Its line names the permission.
+    The exit code is still 0, as such a user may be able to subscribe.
     """
     refusal = Reply(403, [{"errorCode": "INSUFFICIENT_ACCESS", "message": "no"}])
     with https_host(lambda _: refusal) as host:
@@ -411,9 +411,7 @@ def der_of(chain: trustme.LeafCert) -> bytes:
 
 
 def test_a_certificate_has_subject_issuer_and_expiry():
-    """They are read from the certificate's bytes, so that even an expired or untrusted one can be
-    described.
-    """
+    """A certificate's subject, issuer and expiry are read from its bytes, even if expired."""
     expires = datetime(2020, 2, 3, 4, 5, 6, tzinfo=UTC)
     ca = trustme.CA(organization_name="Authority Ö", organization_unit_name="Unit")
     leaf = ca.issue_cert(

@@ -92,7 +92,7 @@ def test_create_waits_until_the_subscription_is_available(run_emulator, monkeypa
 
 
 def test_waiting_times_out_and_can_be_disabled(run_emulator, monkeypatch, capsys):
-    """If the subscription is not available in time, `create` prints it and exits with code 1.
+    """If a new subscription is not available in time, `create` reports it and exits with code 1.
 
     With --no-wait, availability is not checked.
     """

@@ -95,7 +95,7 @@ def test_list_and_show_print_the_entries(kept, capsys):
 
 @pytest.mark.parametrize("command", [["list"], ["show", "KEY"], ["redrive"]])
 def test_directory_that_is_not_a_quarantine_is_an_error(command, tmp_path, capsys):
-    """An empty result would claim that nothing was quarantined.
+    """A directory that does not exist or is not a quarantine is an error, not an empty result.
 
     The error names the right directory if there is one, and nothing is created.
     """
@@ -276,7 +276,7 @@ def test_only_one_redrive_runs_at_a_time(kept, capsys):
 
 
 def test_subscribe_with_quarantine_continues_after_a_bad_event(emulator, tmp_path, capsys):  # noqa: F811
-    """The event is quarantined, and the committed position moves past it."""
+    """With --quarantine, `subscribe` keeps an undecodable event and commits a position after it."""
     good = emulator.publish(TOPIC, orders(1))[0]
     draft = Draft(schema_id=good.schema_id, payload=b"\xff")
     emulator.publish_raw(TOPIC, [draft])

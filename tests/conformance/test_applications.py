@@ -76,7 +76,7 @@ class CountingStore(ReplayStore):
 def test_next_batch_raises_after_the_end_of_the_subscription(start: Start):
     """After a subscription has ended, every call of `next_batch` raises an error.
 
-    None always means that the timeout has passed.
+    Before that, it returns None when its timeout has passed.
     """
     _, face = start()
     held = face.plain(TOPIC)

@@ -86,9 +86,9 @@ def raw_call(channel: grpc.Channel, rpc: str, metadata: Any, *messages: bytes) -
 
 
 def test_malformed_messages_end_the_call_with_an_error_status(emulator):
-    """A malformed message ends a call of any method with an error status.
+    """A malformed message ends a call of any method with an error status, even on an open stream.
 
-    So does a later message of an open stream. A call of an unknown method ends with UNIMPLEMENTED.
+    A call of an unknown method ends with UNIMPLEMENTED.
     """
     garbage = (b"\xff" * 20, b"\x0a\xff\xff\xff\xff\x0f", os.urandom(1000))
     good = pb.FetchRequest(topic_name=ORDERS, num_requested=1).SerializeToString()
@@ -160,8 +160,8 @@ def test_invalid_headers_are_unauthenticated(emulator):
 def test_oversized_messages_are_rejected(emulator):
     """A request beyond gRPC's size limit ends with RESOURCE_EXHAUSTED.
 
-    One beyond a proxy's lower limit ends with UNAVAILABLE. A huge replay id is rejected like a
-    small invalid one.
+    One beyond the lower limit of a proxy ends with UNAVAILABLE, and a replay id of 5 MiB is
+    invalid.
     """
     client = Client(emulator.grpc_target, emulator.metadata)
     schema_id = emulator.bus.topic(ORDERS).schema_id
@@ -254,7 +254,11 @@ def test_a_killed_client_leaves_no_threads_and_frees_its_slot(emulator):
 
 
 def drop(address: tuple[str, int], count: int, say: bytes, reset: bool) -> int:
-    """Open *count* connections, send *say* on each, and drop it; return how many were opened."""
+    """Open *count* connections one by one, send the bytes *say* on each, and close or reset it.
+
+    Returns:
+        The number of connections that were opened.
+    """
     opened = 0
     for _ in range(count):
         with contextlib.suppress(OSError), socket.create_connection(address, WAIT_S) as connection:

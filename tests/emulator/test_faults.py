@@ -68,9 +68,9 @@ def test_invalid_faults_are_rejected(arguments):
 
 
 def test_a_plan_counts_its_faults():
-    """A fault happens as often as planned and only at its target.
+    """A planned fault happens as often as planned, and only at its call and target.
 
-    The plan knows which faults are left.
+    `assert_consumed` raises an error while any planned fault has not happened.
     """
     plan = FaultPlan([Fault("refuse", rpc="GetTopic", target=ORDERS, times=2)])
     assert plan.take("refuse", "GetSchema", ORDERS) is None
@@ -179,9 +179,9 @@ def test_drop_call_fails_a_unary_call(emulator, client, status):
 
 
 def test_drop_before_commit_answer_stores_the_commit(emulator, client):
-    """A commit is stored although its stream is dropped before the response.
+    """If a stream is dropped before the response to a commit, the commit is still stored.
 
-    The next stream starts after it.
+    The next stream starts after the committed position.
     """
     published = emulator.publish(ORDERS, orders(4))
     emulator.faults.add(Fault("drop_before_commit_answer"))
@@ -237,7 +237,7 @@ def test_coalesce_commits_answers_several_commits_at_once(emulator, client):
 
 
 def test_coalesce_commits_answers_after_within_s(emulator, client):
-    """If there are too few commits, their response is sent after `within_s` seconds."""
+    """If fewer commits arrive than are to be merged, they are answered after `within_s` seconds."""
     (event,) = emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("coalesce_commits", count=5, within_s=0.05))
     stream = client.managed()
@@ -299,7 +299,10 @@ def test_withhold_keepalive_omits_keepalives(start):
 
 
 def test_the_emulator_works_after_a_hundred_faults(emulator, client):
-    """After a hundred dropped streams the next one delivers everything. No listener is left."""
+    """After a hundred dropped streams, the next one delivers all events.
+
+    No listener of the dropped streams is left.
+    """
     published = emulator.publish(ORDERS, orders(3))
     emulator.faults.add(Fault("drop_stream", after_responses=1, times=100))
     for _ in range(100):

@@ -112,7 +112,8 @@ def post(emulator, path, body, token=None):
 def test_admin_expires_and_renews_the_token(emulator, client):
     """An expired token still authorizes `/admin/token`, which returns a new one.
 
-    The fault is counted once a call has been refused, and its report contains neither token.
+    The fault counts as happened once a call is refused, and the fault report contains neither
+    token.
     """
     old = emulator.access_token
     status, answer = post(emulator, "/admin/faults", {"kind": "expire_token"})
@@ -130,8 +131,7 @@ def test_admin_expires_and_renews_the_token(emulator, client):
 
 
 def test_admin_ages_out_a_replay_id(emulator, client):
-    """The `age_out` fault takes a replay ID in hex; a subscription that starts at this ID is then
-    refused."""
+    """Once the fault `age_out` is added for a replay id, subscribing from it is refused."""
     published = emulator.publish(ORDERS, [{}, {}])
     body = {"kind": "age_out", "replay_id": published[0].replay_id.hex()}
     assert post(emulator, "/admin/faults", body)[0] == 200
@@ -141,8 +141,10 @@ def test_admin_ages_out_a_replay_id(emulator, client):
 
 
 def test_admin_stops_restarts_and_deletes_managed_subscriptions(emulator, client):
-    """Stopping, restarting and deleting a managed subscription over HTTP affects its streams, and
-    `/health` shows the new state."""
+    """A managed subscription can be stopped, restarted and deleted over HTTP.
+
+    Once it is stopped or deleted, its streams are refused; `/health` shows the new state.
+    """
     refused = "managed.subscription."
     change = {"name": MANAGED, "state": "STOP"}
     assert post(emulator, "/admin/managed", change) == (200, change)

@@ -37,7 +37,7 @@ FIELDS = {"Order_Event__e": "Order_Number__c", "AccountChangeEvent": "AccountNum
 
 @dataclass(frozen=True)
 class Cell:
-    """A planned kill: its moment, its victims, and which occurrence."""
+    """A planned kill: which processes, at which moment, and at which occurrence of that moment."""
 
     moment: str
     who: str

@@ -23,7 +23,7 @@ class World:
         self.raw.write((newer, 20, number % 2), (ACCOUNT, 10, 1))
 
     def read(self) -> Tables:
-        """Return the contents of the tables; duplicated rows are returned as a separate table."""
+        """Return each table's values by `ingest_seq`; duplicates are in a table of their own."""
         tables: Tables = {}
         for name in (*FIELDS, "_undecodable"):
             try:

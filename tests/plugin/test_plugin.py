@@ -147,10 +147,9 @@ class TestBroken:
 
 
 def test_each_test_gets_its_own_org_and_environment(suite):
-    """Each test gets a new org, and the environment directs clients to it until the test ends.
+    """Each test gets a new org, and environment variables that point to it until the test ends.
 
-    A planned fault that does not occur is an error. Tests can set the clock and options, and an
-    emulator that can't start reports why.
+    A planned fault that never happens is an error, and an emulator that can't start reports why.
     """
     result = run(suite, ORG)
     result.assert_outcomes(passed=9, errors=2)

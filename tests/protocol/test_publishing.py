@@ -70,7 +70,7 @@ def make(*, timeout=120.0, ordered=False, timings=TIMINGS, **limits) -> PublishP
 
 
 def proven(**limits) -> PublishProtocol:
-    """Return a publisher whose stream has answered a request, so that it may send full requests."""
+    """Return a publisher whose stream has had a response, so that it may send full requests."""
     protocol = make(**limits)
     submit(protocol, 1)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -87,18 +87,18 @@ def submit(protocol: PublishProtocol, count: int = 1, now: float = 0.0, **kind) 
 
 
 def ok(*events: ProducerEvent, schema_id: str = "A") -> PublishAnswer:
-    """Return an answer that accepts *events*; *schema_id* is the topic's current schema."""
+    """Return a response that accepts *events*; *schema_id* is the topic's current schema."""
     results = (PublishResult(ReplayId(b"r"), each.id) for each in events)
     return PublishAnswer(tuple(results), schema_id)
 
 
 def refuse(each: ProducerEvent, error="no", *, schema_id="A", retryable=False) -> PublishAnswer:
-    """Return an answer that rejects one event; *schema_id* is the topic's current schema."""
+    """Return a response that rejects one event; *schema_id* is the topic's current schema."""
     return PublishAnswer((PublishResult(None, each.id, error, retryable),), schema_id)
 
 
 def settled(commands: Iterable[Command]) -> dict[int, PublishResult]:
-    """Return the results that *commands* settle, by ticket."""
+    """Return all results in *commands* by ticket, the number of the submitted event."""
     return {
         ticket: result
         for command in commands
@@ -149,7 +149,7 @@ def test_number_of_requests_in_flight_is_limited():
 
 
 def test_new_stream_starts_with_one_request():
-    """After a failure, a new stream sends one request and waits for its answer before the next.
+    """After a failure, a new stream sends one request, and more only after its response.
 
     This avoids flooding a service that is down.
     """
@@ -179,7 +179,7 @@ def test_pending_events_and_bytes_are_limited():
 def test_unanswered_events_are_resent_in_order():
     """After a failure and a delay, unanswered events are sent again before newer ones.
 
-    They keep their ids, and late answers on the old stream are ignored.
+    They keep their ids, and late responses on the old stream are ignored.
     """
     protocol = make()
     submit(protocol, 3)
@@ -231,9 +231,9 @@ def test_unanswered_request_cancels_its_stream():
 
 
 def test_timed_out_event_says_whether_it_may_be_published():
-    """The result of an event that timed out says whether it was sent.
+    """The result of an event that timed out says whether it may have been published.
 
-    A late answer does not change it.
+    A late response does not change it.
     """
     protocol = make(timeout=10.0)
     submit(protocol, 1)
@@ -382,7 +382,7 @@ def test_a_failed_idle_stream_does_not_close_the_publisher():
 
 
 def test_stream_ending_with_ok_is_reopened_for_pending_events():
-    """If a stream ends with OK but without an answer, the event is sent again on a new stream."""
+    """If a stream ends with OK before an event has a result, the event is sent on a new stream."""
     protocol = make()
     submit(protocol, 1)
     assert protocol.ended(1, None, 1.0, 0.0) == []
@@ -427,8 +427,10 @@ def test_sign_in_is_not_retried_without_pending_events():
 
 
 def test_idle_time_does_not_count_as_rejected_sessions():
-    """Rejected sessions with a long idle time between them do not close the publisher, even
-    if the event of the last request expires before the session is rejected."""
+    """Sessions that are rejected long after each other do not close the publisher.
+
+    This holds even if the pending event expires before its session is rejected.
+    """
     protocol = make(timeout=5.0)
     for begun in (0.0, 2 * TIMINGS.session_budget, 4 * TIMINGS.session_budget):
         submit(protocol, 1, now=begun)
@@ -498,10 +500,9 @@ def test_abort_and_crash_settle_all_events(is_open):
 
 
 class Publishing(RuleBasedStateMachine):
-    """A random walk in which a service answers, rejects, fails or changes its schema.
+    """A random walk of a publisher, and of a service that responds, rejects events or fails.
 
-    A stream is a list of requests to execute; an executed request may be answered or not. The
-    application records its results in `told`.
+    The service may also change the topic's schema. All results are recorded in `told`.
     """
 
     ordered = False
@@ -590,7 +591,7 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def execute_request(self, data: st.DataObject) -> None:
-        """Execute the oldest request: publish its events, except for some that are rejected."""
+        """Execute the oldest request: publish some of its events, and reject the others."""
         events = self.requests.pop(0)
         results = []
         fates = st.sampled_from(["ok", "ok", "ok", "busy", "bad"])
@@ -612,14 +613,14 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.unsent)
     @rule(jitter=st.floats(0, 0.99))
     def answer(self, jitter: float) -> None:
-        """Deliver the oldest answer in transit to the client."""
+        """Deliver the oldest publish response in transit to the client."""
         answer = self.unsent.pop(0)
         self.do(self.protocol.response(self.stream, answer, self.now, jitter))
 
     @precondition(lambda self: self.stream)
     @rule(failure=st.sampled_from([None, DOWN, EXPIRED]), jitter=st.floats(0, 0.99))
     def fail_stream(self, failure: Failure | None, jitter: float) -> None:
-        """End the stream with OK or with a failure."""
+        """End the stream with *failure*, or with OK if it is None."""
         stream = self.stream
         self.cut()
         self.do(self.protocol.ended(stream, failure, self.now, jitter))
@@ -643,7 +644,7 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     @rule(works=st.booleans())
     def encode(self, works: bool) -> None:
-        """Finish encoding an event with the new schema, or report that it could not be fetched."""
+        """Finish a requested reencoding; unless *works*, report that the schema is unavailable."""
         ticket, schema_id = self.asked.pop()
         name = self.given[ticket - 1]
         outcome = (
@@ -668,14 +669,14 @@ class Publishing(RuleBasedStateMachine):
 
     @invariant()
     def deadline_exists_while_results_are_missing(self) -> None:
-        """While an event has no result, the protocol has a deadline."""
+        """As long as any event has no result, the publisher has a deadline."""
         assert self.protocol.deadline() is not None or len(self.told) == len(self.given)
 
     @invariant()
     def results_match_the_bus(self) -> None:
-        """Successful events were published, and others rejected, unless the schema changed.
+        """Every event with a successful result was published.
 
-        Failures that can be retried are not checked.
+        Any other event was rejected, unless it can be retried or the schema changed.
         """
         for ticket, result in self.told.items():
             name = self.given[ticket - 1]
@@ -747,7 +748,7 @@ class Publishing(RuleBasedStateMachine):
 
 
 class InOrder(Publishing):
-    """A random walk with one request in flight, which preserves the order."""
+    """The same random walk with an ordered publisher, which has one request in flight."""
 
     ordered = True
 

@@ -179,7 +179,7 @@ class Walk:
             assert self.queue or self.protocol.deadline() is not None, "paused forever"
 
     def open(self, command: OpenStream) -> None:
-        """Open a call at the service, and update which event must be delivered next."""
+        """Open a call at the service, and update the index of the next event that is due."""
         start = command.start
         self.reject = (
             start is not None and start.replay_id is not None and self.chance.random() < 0.03
@@ -207,7 +207,7 @@ class Walk:
         self.execute(self.protocol.ended(self.protocol._stream, None, self.now, 0.5))
 
     def check_delivery(self, batch: Deliver) -> None:
-        """Check that a batch continues where the last one ended, and queue it for reading."""
+        """Check that no event of a batch is skipped or delivered twice, and queue the batch."""
         moved = self.gaps or self.service.moves != self.moves_before
         for raw in batch.events:
             number = position(raw.replay_id)
@@ -219,8 +219,11 @@ class Walk:
         self.queue.append(batch)
 
     def index(self, number: int, *, moved: bool) -> int:
-        """Return an event's index in the log, and check that no event is skipped,
-        unless *moved*.
+        """Return an event's index in the log; fail if earlier events were skipped, unless *moved*.
+
+        Args:
+            number: Number of the event.
+            moved: Whether a gap or a moved position allows events to be skipped.
         """
         log = self.service.log
         if self.frontier < len(log) and log[self.frontier] == number:
@@ -327,12 +330,12 @@ class Walk:
         self.execute(self.protocol.ended(stream, failure, self.now, self.chance.random()))
 
     def mute(self) -> None:
-        """Let the network silently drop everything until the call ends."""
+        """Drop all messages between service and client, without an error, until the call ends."""
         self.service.deaf = bool(self.service.stream)
         self.service.outbox.clear()
 
     def external_step(self) -> None:
-        """Reject a position, or finish a sign-in, successfully or not."""
+        """Let the service reject the start position, or finish a sign-in, successfully or not."""
         if self.reject and self.service.stream:
             self.reject = False
             stream = self.service.stream
@@ -349,7 +352,7 @@ class Walk:
                 self.execute(self.protocol.renewal_failed(failure, self.now, self.chance.random()))
 
     def pass_time(self) -> None:
-        """Let some time pass, after everything in transit has arrived."""
+        """Advance the clock by up to 1,500 s; run due timers and deliver what is in transit."""
         until = self.now + self.chance.choice((0.01, 0.5, 5.0, 40.0, 400.0, 1500.0))
         while self.now < until and self.finish is None:
             self.flush()
@@ -365,7 +368,7 @@ class Walk:
             self.service.check_idle(self.now)
 
     def flush(self) -> None:
-        """Transfer and handle everything in transit, and sometimes answer a commit."""
+        """Handle everything in transit; the service may also respond to pending commits."""
         service = self.service
         while self.finish is None and (
             service.inbox or service.outbox or service.backlog or service.keepalive_due(self.now)

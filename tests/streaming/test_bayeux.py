@@ -15,7 +15,13 @@ BUSY = "503::Server is too busy. Please try your request again later."
 
 
 def refusal(error, reconnect=None, reason=""):
-    """Return the BayeuxError of a refused connect with this error, advice and failureReason."""
+    """Return the error of a refused connect; *reconnect* is the server's advice.
+
+    Args:
+        error: Error of the response.
+        reconnect: Advised next step, or None for no advice.
+        reason: The failureReason; empty for none.
+    """
     response = {"channel": "/meta/connect", "successful": False, "error": error}
     if reconnect is not None:
         response["advice"] = {"reconnect": reconnect}
@@ -46,9 +52,7 @@ def test_an_error_is_split_into_code_arguments_and_message(text, code, args, wor
 
 @pytest.mark.parametrize("ext", [None, [], {"sfdc": None}, {"sfdc": {"failureReason": 5}}])
 def test_a_malformed_ext_is_not_used_as_the_reason(ext):
-    """If the ext of a response has no failureReason that is a string, the error itself is the
-    reason.
-    """
+    """A failureReason that is missing or not a string is replaced by the error of the response."""
     found = BayeuxError({"error": "403::Handshake denied", "ext": ext})
     assert found.reason == "403::Handshake denied"
 

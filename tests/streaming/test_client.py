@@ -124,8 +124,9 @@ def test_invalid_arguments_are_rejected(emulator, arguments):
 
 
 def test_positions_of_the_pubsub_api_are_rejected():
-    """A ten-byte position belongs to the Pub/Sub API and is rejected; an eight-byte one is
-    converted to a number.
+    """A ten-byte replay id, which comes from the Pub/Sub API, is rejected.
+
+    One of eight bytes is converted to a number.
     """
     eight, ten = ReplayId(bytes(7) + b"\x05"), ReplayId(bytes(9) + b"\x05")
     assert as_number(eight) == as_number(StartPosition.after(eight)) == 5
@@ -591,9 +592,7 @@ class MalformedOrg:
 
 
 def test_malformed_records_are_errors():
-    """A record with an invalid id or a missing field, or a push without a count, raises
-    an error.
-    """
+    """A malformed query result or push response raises a RemoteProtocolError."""
     from sfpubsub.tooling.pushtopics import GenericChannels
 
     good = "0M6000000000001AAA"

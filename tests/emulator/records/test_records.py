@@ -134,9 +134,9 @@ def test_a_polymorphic_lookup_accepts_each_of_its_objects(org, user):
 
 
 def test_undelete_takes_a_record_out_of_the_recycle_bin(org, user):
-    """Queries find a deleted record only if they include deleted records.
+    """A deleted record cannot be updated, and only queries that include deleted records find it.
 
-    It cannot be updated, and it can be undeleted only once.
+    It can be undeleted once.
     """
     record = org.records.create("Account", {"Name": "A"}, user)
     org.records.delete("Account", record, user)

@@ -83,10 +83,10 @@ def conflicts_of(spark: SparkSession, table: Path) -> list[dict]:
 
 
 def test_conflicting_payloads_of_one_event_id_are_both_kept(spark, open_writer, table, caplog):
-    """The first event is a row, and the second is in the conflicts sidecar with both positions.
+    """If two events share an id, the first is a row, and the other is in the conflicts sidecar.
 
-    This holds within a write, in later writes and after a restart; a redelivered conflict is
-    counted again but stored once.
+    The sidecar contains both positions. A conflict that is redelivered is counted again but stored
+    once.
     """
     writer = open_writer()
     result = writer.write(batch_of([raw_event(0), variant_of(0, 9.0, 50), raw_event(1)]))
@@ -114,8 +114,9 @@ def test_conflicting_payloads_of_one_event_id_are_both_kept(spark, open_writer, 
 
 
 def test_restart_reuses_the_keys_on_disk(open_writer, table, kind, monkeypatch):
-    """A new writer loads the keys on disk and only the keys of newer rows from the table, so that
-    each event is stored once.
+    """After a restart, each event is still stored once.
+
+    The new writer loads the keys on disk, and reads only the keys of newer rows from the table.
     """
     monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
     writer = open_writer()
@@ -132,8 +133,9 @@ def test_restart_reuses_the_keys_on_disk(open_writer, table, kind, monkeypatch):
 
 
 def test_keys_of_a_recreated_table_are_ignored(spark, open_writer, table, kind, monkeypatch):
-    """The keys on disk belong to a table that no longer exists, so the new table stores all events
-    again.
+    """If a table is deleted and created again, the new one stores all events.
+
+    Keys on disk that belong to the old table are ignored.
     """
     monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
     open_writer().write(batch_of(range(20)))
@@ -148,7 +150,7 @@ def test_keys_of_a_recreated_table_are_ignored(spark, open_writer, table, kind, 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="RESTORE is Delta's")
 @pytest.mark.parametrize("kind", ["delta"])
 def test_rows_removed_by_a_restore_are_written_again(spark, open_writer, table, kind, monkeypatch):
-    """After Delta's RESTORE, duplicates are determined by the table, not by the keys on disk."""
+    """Rows that Delta's RESTORE removed are written again, though their keys are still on disk."""
     monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
     writer = open_writer()
     writer.write(batch_of(range(10)))
@@ -161,9 +163,9 @@ def test_rows_removed_by_a_restore_are_written_again(spark, open_writer, table, 
 
 
 def test_undecodable_event_does_not_read_old_partitions(open_writer, table, clock, kind):
-    """A look-up reads only partitions within the service's retention, whatever the event's date.
+    """A look-up never reads partitions older than the service's retention.
 
-    In this test, reading an older file would fail, because it is damaged.
+    The test damages such a partition, so that reading it would fail.
     """
     writer = open_writer()
     writer.write(batch_of([raw_event(0)]))
@@ -183,7 +185,7 @@ def test_undecodable_event_does_not_read_old_partitions(open_writer, table, cloc
 
 
 def test_each_write_queries_the_table_once(open_writer, clock, monkeypatch):
-    """One query is enough even if several events are old or undecodable."""
+    """A write looks up its events with one query, even if several are old or undecodable."""
     writer = open_writer()
     writer.write(batch_of(range(4)))
     asked = []

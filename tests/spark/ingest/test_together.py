@@ -83,7 +83,7 @@ def submit(pool: ThreadPoolExecutor, member: Member, numbers: Sequence[int]) -> 
 
 
 def test_batches_of_all_sources_are_written_together(writer: Writer):
-    """The source with the first batch waits while the others are asked for theirs."""
+    """The first source with a batch waits until the other sources have handed over theirs."""
     together = together_of(writer)
     one, two, three = map(together.member, writer.sources)
     with ThreadPoolExecutor(3) as pool:
@@ -153,8 +153,9 @@ def test_failed_write_fails_for_all_its_sources(writer: Writer):
 
 
 def test_source_with_an_undecodable_event_is_left_out(writer: Writer):
-    """With the policy `fail`, only the source with the undecodable event gets the error, and the
-    other sources are written.
+    """If one source has an undecodable event, only that source gets an error.
+
+    The other sources of the same write are stored.
     """
     together = together_of(writer, patience=0.2)
     one, two, _ = map(together.member, writer.sources)
@@ -190,7 +191,10 @@ def test_position_without_events_is_stored_with_the_next_write(writer: Writer):
 
 
 def test_position_without_events_is_stored_alone_after_a_delay(writer: Writer, monkeypatch):
-    """If its source ends, it is stored immediately. If the write fails, it is retried."""
+    """A position without events is stored after a delay, or at once if its source ends.
+
+    If the write fails, it is retried.
+    """
     together = together_of(writer)
     one, two, _ = map(together.member, writer.sources)
     one.move(replay_id(70))

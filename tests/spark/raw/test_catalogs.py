@@ -23,8 +23,10 @@ delta = pytest.mark.skipif(TABLE_FORMAT != "delta", reason="Delta runs with PySp
 
 
 def test_a_name_with_a_dot_and_no_slash_is_a_catalog_table(tmp_path: Path, monkeypatch):
-    """This holds in Delta and Iceberg, with or without a catalog's name; a string with a slash or
-    without a dot, a `Path`, and any Parquet destination are directories."""
+    """A string with a dot and no slash is a catalog table in Delta and Iceberg.
+
+    Any other string, a `Path`, and every Parquet destination is a directory.
+    """
     monkeypatch.chdir(tmp_path)
     for format_ in ("delta", "iceberg"):
         for name in ("raw.orders", "main.raw.orders"):
@@ -36,8 +38,9 @@ def test_a_name_with_a_dot_and_no_slash_is_a_catalog_table(tmp_path: Path, monke
 
 
 def test_a_name_that_is_also_an_existing_table_directory_is_rejected(tmp_path: Path, monkeypatch):
-    """Older versions wrote ``main.raw.orders`` to a directory, so the error says how to refer to
-    it.
+    """A catalog name that is also the directory of an existing table is rejected as ambiguous.
+
+    The error says how to refer to the directory, where older versions wrote the table.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "main.raw.orders" / "_delta_log").mkdir(parents=True)
@@ -54,7 +57,10 @@ def test_a_missing_file_system_client_raises_an_error_with_its_package(spark: Sp
 
 @pytest.mark.parametrize("told", [("type", "hadoop"), ("catalog-impl", "x.HadoopCatalog")])
 def test_a_file_based_catalog_in_an_object_store_is_rejected(spark: SparkSession, told):
-    """Its commits need a rename that never overwrites: HDFS has one, object stores do not."""
+    """A catalog that keeps its tables in files is accepted on HDFS and rejected on S3.
+
+    Its commits need a rename that never overwrites, which object stores lack.
+    """
     session = spark.newSession()
     place = Destination.parse("depot.raw.orders", "iceberg")
     session.conf.set(f"spark.sql.catalog.depot.{told[0]}", told[1])
@@ -123,7 +129,10 @@ def test_a_delta_table_in_a_catalog_keeps_its_guarantees(spark: SparkSession, sc
 
 @delta
 def test_an_existing_empty_delta_table_is_used(spark: SparkSession, schema: str):
-    """Its clustering may differ, and columns that its owner has added stay null."""
+    """An empty Delta table that its owner created is used, whatever its clustering.
+
+    The owner's own columns stay null, even one added between writes.
+    """
     table = f"{schema}.orders"
     columns = column_definitions(NEWEST.stored)
     spark.sql(f"CREATE TABLE {table} (note STRING, {columns}) USING delta CLUSTER BY (ingest_date)")
@@ -141,8 +150,9 @@ def test_an_existing_empty_delta_table_is_used(spark: SparkSession, schema: str)
 
 @pytest.mark.skipif(TABLE_FORMAT != "iceberg", reason="Iceberg runs with PySpark 4.1")
 def test_an_existing_empty_iceberg_table_is_used(spark: SparkSession):
-    """Columns added by the owner stay null, even one added between writes; a table without the
-    required columns is rejected.
+    """An empty Iceberg table that its owner created is used, and the owner's own columns stay null.
+
+    A table without the required columns is rejected.
     """
     spark.sql("CREATE NAMESPACE IF NOT EXISTS shop.made")
     columns = column_definitions(NEWEST.stored)
@@ -175,7 +185,10 @@ def test_an_existing_empty_iceberg_table_is_used(spark: SparkSession):
 def test_an_existing_table_with_other_columns_is_rejected(
     spark: SparkSession, schema: str, change, reason
 ):
-    """The error names the column that differs, and nothing is committed to the table."""
+    """A table that lacks a column or has one of another type is rejected and left unchanged.
+
+    The error names the column.
+    """
     table = f"{schema}.orders"
     columns = column_definitions(NEWEST.stored).replace(*change)
     spark.sql(f"CREATE TABLE {table} ({columns}) USING delta")
@@ -196,7 +209,7 @@ def test_a_table_with_rows_from_another_writer_is_rejected(spark: SparkSession, 
 
 @delta
 def test_a_newer_layout_can_be_read_but_not_written(spark: SparkSession, schema: str):
-    """An older version would silently leave the columns of the newer layout empty."""
+    """A table whose layout is from a newer version of sfpubsub can be read but not written."""
     table = f"{schema}.orders"
     with open_writer(spark, table) as writer:
         writer.write(batch_of(range(2)))

@@ -81,7 +81,7 @@ class Streams:
         return query.option("checkpointLocation", str(self.directory / "one")).start()
 
     def ids(self) -> list[str]:
-        """Return the event ids as read without Spark; check that the rows are numbered from 0."""
+        """Return the table's event ids, read with PyArrow; check that rows are numbered from 0."""
         data = ds.dataset(self.table, schema=SCHEMA, format="parquet")
         rows = data.to_table(columns=["event_id", "ingest_seq"])
         rows = rows.sort_by("ingest_seq")
@@ -116,8 +116,7 @@ def streams(spark, run_emulator, tmp_path) -> Streams:
 
 
 def test_each_event_is_stored_once_even_if_batches_are_repeated(streams: Streams):
-    """A batch repeated after a lost commit, and events repeated by a new checkpoint, leave no
-    duplicates in the table."""
+    """A batch that Spark repeats is stored once, as are events read again by a new checkpoint."""
     published = streams.emulator.publish(TOPIC, orders(50))
     schemas = streams.table.parent / ".table.sfpubsub" / "_schemas"
     query = streams.run("one", maxOffsetsPerTrigger="20")
@@ -235,7 +234,10 @@ def test_a_query_that_is_stopped_during_a_write_ends_cleanly(
 def test_a_failed_write_is_reported_briefly_and_logged_in_full(
     streams: Streams, monkeypatch, caplog
 ):
-    """The error passed to Spark has no Java stack trace, and the next query writes the batch."""
+    """If a write fails, the error passed to Spark has no Java stack trace, but the log has one.
+
+    The next query writes the batch.
+    """
     published = streams.emulator.publish(TOPIC, orders(3))
 
     def fail(self, rows, staged):
@@ -262,7 +264,10 @@ def test_a_rejected_query_fails_with_the_services_reason(streams: Streams):
 
 
 def test_a_wrong_option_is_rejected_before_the_query_starts(streams: Streams):
-    """The error suggests the similar name, and does not repeat the value of a credential."""
+    """The error for a misspelled option suggests the correct name.
+
+    The error for an option that looks like a credential does not contain its value.
+    """
     with pytest.raises(AnalysisException, match="did you mean startingOffsets"):
         streams.events(startingOffset="latest")
     with pytest.raises(AnalysisException, match="looks like a credential") as caught:
@@ -271,7 +276,10 @@ def test_a_wrong_option_is_rejected_before_the_query_starts(streams: Streams):
 
 
 def test_the_writer_rejects_frames_outside_streaming_queries(streams: Streams):
-    """Outside a query, a batch has no name by which a repeat could be detected."""
+    """Passing a frame to the writer outside a streaming query raises an error.
+
+    It has no batch name by which a repeat could be detected.
+    """
     streams.emulator.publish(TOPIC, orders(1))
     with (
         ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer,
