@@ -306,7 +306,7 @@ OPERATIONS = page("operations")
 
 
 def test_the_commands_of_the_operations_page_run(run_emulator, monkeypatch, tmp_path, capsys):
-    """The commands of the operations page run in the order in which the page shows them.
+    """The commands on the operations page run in the order in which the page shows them.
 
     `lag` prints the lines and JSON keys that the page lists.
     """

@@ -119,7 +119,7 @@ def run(name: str, tmp_path: Path, ports: dict[str, str]) -> None:
     ],
 )
 def test_a_tutorial_runs(name, tmp_path, free_ports):  # noqa: F811
-    """Every command of the page works unchanged, and prints what the page shows."""
+    """Every command on the page works unchanged, and prints what the page shows."""
     run(name, tmp_path, free_ports)
 
 

@@ -33,7 +33,7 @@ def test_a_session_has_the_three_headers():
 
 
 def test_the_tenant_can_be_read_from_the_token():
-    """A token begins with the organisation's id, whose 18-character form is sent."""
+    """A token begins with the 15-character org id; its 18-character form is the tenant id."""
     assert Session(SECRET, "https://x").tenant_id == "00D000000000001EAA"
 
 

@@ -99,7 +99,9 @@ def test_both_decoders_agree_on_damaged_payloads():
 @needs_native
 @pytest.mark.parametrize("name", CORPUS)
 def test_both_decoders_agree_on_selected_fields(monkeypatch, name):
-    """If only a quarter of the fields is decoded, the skipped fields are still validated."""
+    """Both decoders agree if only a quarter of the fields are decoded, and both still validate the
+    skipped fields.
+    """
     seed = random.randrange(2**32)
     print("seed", seed)
     rng = random.Random(seed)

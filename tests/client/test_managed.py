@@ -186,7 +186,7 @@ def test_refused_commit_raises_and_the_next_one_succeeds(run_emulator, connect):
 
 
 def test_commit_before_any_ack_is_an_error(run_emulator, connect):
-    """The error says at once that there is nothing to commit."""
+    """A commit before any ack fails immediately: there is nothing to commit."""
     emulator = run_emulator()
     with (
         connect(emulator).subscribe_managed(NAME) as subscription,

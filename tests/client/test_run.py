@@ -131,7 +131,7 @@ def by_last_digit(event: Event) -> str:
 
 @pytest.mark.parametrize("ack", ["auto", "manual"])
 def test_each_key_keeps_its_order_and_all_events_are_committed(start: Start, ack: str):
-    """With random delays and six workers, each event is handled once and in the order of its key.
+    """With random delays and six workers, each event is handled once, in order within its key.
 
     Six events run at a time, and all are committed in the end.
     """

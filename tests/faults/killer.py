@@ -280,9 +280,9 @@ def batches_in(table: Path) -> set[str]:
 
 
 def _progress_marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str]]:
-    """Return a function that returns externally visible marks of ingest's progress.
+    """Return a function that returns the visible signs of ingest's progress, such as new files.
 
-    Each step of the kind *moment* adds a new mark.
+    Each step of the kind *moment*, such as a batch or a commit, adds or changes one.
     """
     if moment == "staging":
         beside = table.parent / f".{table.name}.sfpubsub"

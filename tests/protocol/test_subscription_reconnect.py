@@ -406,9 +406,9 @@ def test_outage_without_pings_ends_only_with_a_response() -> None:
 
 
 def test_slot_reason_is_cleared_once_the_slot_is_obtained() -> None:
-    """After 70 s on a new stream, the health no longer reports a slot held by another client.
+    """After 70 s on a new stream, `health` no longer says that another client holds the slot.
 
-    No response is needed, because a rejection would have arrived long before.
+    No response is needed, because a rejection would have arrived long before then.
     """
     script = streaming()
     held = failure(FailureKind.SLOT_HELD, SubscriptionBusyError("another stream is active"))

@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def probe(_row: object) -> str:
-    """Return whether grpc can be imported, and the number of settings; called on executors."""
+    """Return whether an executor can import grpc, and how many SFPUBSUB_ variables it has."""
     import os
 
     try:
