@@ -42,7 +42,8 @@ def command(running, monkeypatch):
 def test_publish_publishes_one_event_per_line(command, running):
     """`publish` publishes each line of stdin as one event, and prints the results in order.
 
-    Input with too many lines for one request is split across several. Change events can be published too.
+    Input with too many lines for one request is split across several. Change events can be
+    published too.
     """
     before = running.bus.tip()
     lines = [json.dumps({"Order_Number__c": str(number)}) for number in range(401)]

@@ -130,7 +130,7 @@ def test_codes_that_only_a_bug_can_cause_are_not_retried():
 
 @pytest.mark.parametrize("status", [s for s in grpc.StatusCode if s is not grpc.StatusCode.OK])
 def test_every_status_is_classified_without_an_error_code(status):
-    """Every gRPC status is classified, even if it comes without an error code, as from a proxy."""
+    """Every gRPC status is classified, even without an error code, as when a proxy sent it."""
     failure = classify("Orders", Refusal(status))
     assert failure.kind is BY_STATUS[status].kind
     assert status.name in str(failure.error)
