@@ -165,8 +165,8 @@ class OrgReader:
         if any(row.get("PermissionsViewAllData") is True for row in own):
             return True
         # There are few rows, so filter and join them here instead of in a SOQL semi-join. A
-        # permission set group has a permission set of its own, with the permissions of all its sets
-        # except muted ones. That set is the parent of the group's rows (Object Reference,
+        # permission set group has a permission set of its own, with the aggregated permissions of
+        # the group. That set is the parent of the group's rows (Object Reference,
         # PermissionSetGroup).
         permissions = (
             "SELECT ParentId, Parent.PermissionSetGroupId, PermissionsViewAllRecords "

@@ -112,7 +112,7 @@ def described(description: ObjectDescription) -> Iterator[Column]:
 
 
 def _compound_of(description: ObjectDescription, field: FieldDescription) -> str | None:
-    """Return the name of the compound field that contains *field*; None if there is none.
+    """Return the name of the compound field that contains *field*, or None.
 
     A name field may be declared as a component of itself, which is ignored.
     """

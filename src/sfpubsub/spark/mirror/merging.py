@@ -78,7 +78,7 @@ def apply_changes(
         changes: The record's changes, in order of arrival.
         about_all: Reasons, found in the same raw rows, to reread all records, including this one.
         newest: The newest merged read of all the object's records, or of a part of them that
-            includes the record; None if there is none. A change older than this read is late even
+            includes the record; None before the first. A change older than this read is late even
             if the read did not return the record, because the record may have been deleted.
     """
     read = None if mirrored is None else mirrored.read
@@ -113,7 +113,7 @@ def merge_row(
             their raw rows no longer exist.
         entries: Open entries that concern the record.
         newest: The newest merged read of all the object's records, or of a part of them that
-            includes the record; None if there is none.
+            includes the record; None before the first.
     """
     if is_outdated(read, mirrored, newest):
         return Outcome(mirrored)
@@ -145,7 +145,7 @@ def merge_absence(
             every record.
         entries: Open entries that concern the record.
         newest: The newest merged read of all the object's records, or of a part of them that
-            includes the record; None if there is none.
+            includes the record; None before the first.
     """
     if is_outdated(read, mirrored, newest):
         return Outcome(mirrored)
