@@ -186,11 +186,11 @@ def run(
     return report
 
 
-def fault_of(blow: str, rng: random.Random) -> Fault:
-    """Return the emulator's fault for a key of `FAULTS`."""
+def fault_of(blow: str, rng: random.Random, objects: Sequence[str] = OBJECTS) -> Fault:
+    """Return the emulator's fault for a key of `FAULTS`, in an org whose *objects* change."""
     given = FAULTS[blow]
     if blow in CHANGE_FAULTS:
-        given = {**given, "target": f"/data/{event_of(rng.choice(OBJECTS))}"}
+        given = {**given, "target": f"/data/{event_of(rng.choice(objects))}"}
     return Fault(**given)
 
 

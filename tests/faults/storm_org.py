@@ -50,10 +50,20 @@ def event_of(name: str) -> str:
 # Expected records.
 
 
+def late_events(emulator: EmulatorServer) -> int:
+    """Return the number of delayed events that are not published yet."""
+    with _database(emulator) as database:
+        return int(database.execute("SELECT count(*) FROM late_events").fetchone()[0])
+
+
+def _database(emulator: EmulatorServer) -> closing[sqlite3.Connection]:
+    path = emulator.data_dir / "bus.sqlite3"
+    return closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True))
+
+
 def truth_of(emulator: EmulatorServer) -> dict[str, Rows]:
     """Return the records of each object that are not deleted, read from the database."""
-    path = emulator.data_dir / "bus.sqlite3"
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+    with _database(emulator) as database:
         database.row_factory = sqlite3.Row
         return {
             name: {

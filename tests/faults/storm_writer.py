@@ -103,6 +103,7 @@ class Writer(threading.Thread):
         weights: Relative frequency of each kind of change; None for `WEIGHTS`.
         pace: Seconds between two requests.
         objects: Objects whose records are changed.
+        overflows: Whether some transactions change so many records that they overflow.
     """
 
     def __init__(
@@ -113,16 +114,20 @@ class Writer(threading.Thread):
         weights: dict[str, int] | None = None,
         pace: float = 0.0,
         objects: Sequence[str] = OBJECTS,
+        overflows: bool = True,
     ) -> None:
         super().__init__(name="writer", daemon=True)
         self.made: Counter[str] = Counter()
         """Number of changes, by kind."""
         self.changes = 0
+        self.purged: set[str] = set()
+        """Ids of the records that were deleted without an event."""
         self.failure: BaseException | None = None
         self._emulator = emulator
         self._rng = random.Random(seed)
         self._weights = dict(WEIGHTS if weights is None else weights)
         self._pace = pace
+        self._overflows = overflows
         self._rest = Rest(emulator.http_url)
         self._live: dict[str, list[str]] = {name: [] for name in objects}
         self._binned: dict[str, list[str]] = {name: [] for name in objects}
@@ -271,6 +276,7 @@ class Writer(threading.Thread):
         if record_id is None:
             return self._do_create(name)
         self._emulator.records.purge(record_id)
+        self.purged.add(record_id)
         self.changes += 1
         return None
 
@@ -290,8 +296,9 @@ class Writer(threading.Thread):
         return None
 
     def _change_many(self, name: str, value: Callable[[], dict[str, Any]]) -> None:
-        # Every third time, so many that the transaction overflows.
-        least, most = (2, 40) if self._rng.random() < 0.66 else (OVERFLOW, _MOST)
+        least, most = 2, 40
+        if self._rng.random() < 0.34 and self._overflows:
+            least, most = OVERFLOW, _MOST
         rows = [
             {"attributes": {"type": name}, "id": record_id, **value()}
             for record_id in self._sample(name, least, most)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import pyarrow as pa
 
-from sfpubsub.spark.mirror.reads import AsOf, Entry
+from sfpubsub.spark.mirror.reads import Entry, Read, heals
 from sfpubsub.spark.raw.frames import sql_text
 from sfpubsub.spark.tables.queue import MIRROR, QUEUE, QUEUE_NAME
 from sfpubsub.spark.tables.records import Cue, Reason
@@ -31,7 +32,8 @@ _GAPS = "gaps"
 class MirrorQueue:
     """The reread queue of one mirror. Not thread-safe.
 
-    The rows are cached, because no other writer changes the table.
+    The rows are cached, because no other writer changes the table. A read of even a small table
+    takes half a second.
     """
 
     def __init__(self, target: Target) -> None:
@@ -43,6 +45,7 @@ class MirrorQueue:
         """Create the table if it does not exist."""
         if not self._table.exists():
             self._table.make(ENTRIES, {"kind": MIRROR, _GAPS: "[]"}, merged=True)
+            self._rows = []
 
     def gaps(self) -> list[str]:
         """Return the names of the gaps for which rereads were requested."""
@@ -54,33 +57,40 @@ class MirrorQueue:
 
     def add(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
         """Add the entries of a step, unless they were already added."""
-        if rows:
-            kept = sorted(rows, key=lambda row: (row["since_seq"], row["record_id"] or ""))
-            self._rows = self._entries = None
-            content = parquet_of(pa.Table.from_pylist([dict(row) for row in kept], ENTRIES))
-            self._table.append([content], 2 * step)
+        if not rows:
+            return
+        kept = sorted(rows, key=lambda row: (row["since_seq"], row["record_id"] or ""))
+        table = pa.Table.from_pylist([dict(row) for row in kept], ENTRIES)
+        before, self._rows, self._entries = self._rows, None, None
+        if self._table.append([parquet_of(table)], 2 * step) and before is not None:
+            self._rows = before + table.to_pylist()
 
     def remove(
-        self, entity: str, healed: AsOf, step: int, record_ids: Iterable[str] | None = None
+        self, entity: str, read: Read, step: int, record_ids: Iterable[str] | None = None
     ) -> None:
         """Remove the entries that a read has closed (`reads.heals`).
 
         Args:
             entity: The object.
-            healed: The read's `AsOf`.
+            read: The read.
             step: Number of the step that merged the read's rows.
             record_ids: Records that were read; None for the whole object.
         """
-        if not any(row["entity_name"] == entity for row in self._open()):
+        ids = None if record_ids is None else frozenset(record_ids)
+        left = [row for row in self._open() if not _is_closed(row, entity, read, ids)]
+        if len(left) == len(self._open()):
             self._table.append([], 2 * step + 1)  # faster than searching the table
             return
-        condition = f"entity_name = {sql_text(entity)}"
-        condition += f" AND since_seq <= {healed.ingest_seq} AND asked <= {healed.asked}"
-        if record_ids is not None:
-            ids = ", ".join(map(sql_text, record_ids))
-            condition += f" AND record_id IN ({ids})" if ids else " AND false"
+        condition = "true"  # needs no search either
+        if left:
+            as_of = read.as_of
+            condition = f"entity_name = {sql_text(entity)}"
+            condition += f" AND since_seq <= {as_of.ingest_seq} AND asked <= {as_of.asked}"
+            if ids is not None:
+                condition += f" AND record_id IN ({', '.join(map(sql_text, sorted(ids)))})"
         self._rows = self._entries = None
         self._table.delete(condition, 2 * step + 1)
+        self._rows = left
 
     def entries(self) -> dict[str, list[Entry]]:
         """Return all open entries by object, sorted by `Entry.asked` and `Cue.ingest_seq`."""
@@ -109,6 +119,14 @@ class MirrorQueue:
         if self._rows is None:
             self._rows = list(self._table.read().toArrow().to_pylist())
         return self._rows
+
+
+def _is_closed(
+    row: Mapping[str, Any], entity: str, read: Read, ids: AbstractSet[str] | None
+) -> bool:
+    if row["entity_name"] != entity or (ids is not None and row["record_id"] not in ids):
+        return False
+    return heals(read, entry_of(row))
 
 
 def entry_of(row: Mapping[str, Any]) -> Entry:

@@ -320,12 +320,12 @@ class MirrorTables:
 
     def _heal(self, note: Merge, number: int) -> None:
         if note.is_last:
-            self.queue.remove(note.entity, note.read.as_of, number)
+            self.queue.remove(note.entity, note.read, number)
             self._newest[note.entity] = note.read
         elif note.kind == "ids":
             rows = self.log(note.entity).rows(note.first, note.last).select("record_id").collect()
             ids = [row["record_id"] for row in rows]
-            self.queue.remove(note.entity, note.read.as_of, number, ids)
+            self.queue.remove(note.entity, note.read, number, ids)
 
     def log(self, entity: str) -> ReadLog:
         """Return the read log of an object: the same `ReadLog` instance on every call."""
