@@ -195,11 +195,12 @@ def test_an_outage_does_not_count_as_idle(run_emulator, monkeypatch, capsys, qui
     It is reported, but not at every attempt.
     """
     plan = FaultPlan([Fault("drop_stream", after_responses=1)])
-    plan.add(Fault("refuse", rpc="ManagedSubscribe", error_code="service.unavailable", times=15))
+    plan.add(Fault("refuse", rpc="ManagedSubscribe", error_code="service.unavailable", times=60))
     started = run_emulator(faults=plan, settings=Settings(events_per_response=5))
     point_at(started, monkeypatch)
     started.publish(TOPIC, orders(10))
-    options = ["subscribe", "--managed", NAME, "--idle-timeout", "0.2", "--max-events", "10"]
+    # Long enough for the first response on a busy machine. The refusals take longer.
+    options = ["subscribe", "--managed", NAME, "--idle-timeout", "1.5", "--max-events", "10"]
     monkeypatch.setattr("sfpubsub.cli.subscribe._POLL", 0.02)
     assert run(options) == 0
     captured = capsys.readouterr()
