@@ -62,7 +62,10 @@ _PATIENCE = 300.0
 
 @functools.cache
 def archive() -> Path:
-    """Return the path of the archive for this Java and PySpark version; it may not exist yet."""
+    """Return the path, for this Java and PySpark version, of the archive of Spark's classes.
+
+    The archive may not exist yet.
+    """
     java = find_java_home()
     build = java / "release"
     of = build.read_bytes() if build.exists() else str(java).encode()
@@ -71,7 +74,7 @@ def archive() -> Path:
 
 
 def options() -> str:
-    """Return the Java options for tests, with the archive if it exists."""
+    """Return the Java options for tests, with the archive of Spark's classes if it exists."""
     found = archive()
     if not found.exists():
         return _OPTIONS  # naming a missing archive would also disable Java's default archive
@@ -85,7 +88,10 @@ def environment() -> dict[str, str]:
 
 
 def make() -> None:
-    """Create the archive unless it exists. Give up after `_PATIENCE`, because it is optional."""
+    """Create the archive of Spark's classes unless it exists.
+
+    Give up after `_PATIENCE` seconds, because the archive is optional.
+    """
     place = archive()
     if place.exists():
         return

@@ -58,7 +58,7 @@ def test_many_rings_cause_one_call_into_the_loop():
 
 
 def test_a_ring_between_the_check_and_the_wait_is_not_missed():
-    """A ring between the check of the condition and the wait still wakes the waiter."""
+    """A ring after a task has checked its condition, but before it waits, still wakes the task."""
 
     async def wait():
         bell, looks = Bell(), []

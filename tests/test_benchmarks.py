@@ -28,14 +28,14 @@ def test_a_benchmark_is_documented(name):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_is_measured(target):
-    """Every target has a benchmark run that measures it, so no row of the table is empty."""
+    """Every target has a benchmark run that measures it, so that none lacks a result."""
     shapes = {(run.way, run.kind, run.size, run.streams) for run in CASES[target.case].runs}
     assert (target.way, target.kind, target.size, target.streams) in shapes
 
 
 @pytest.mark.parametrize("case", [*CASES.values(), SHORT])
 def test_runs_of_a_case_are_distinct(case):
-    """No two runs of a benchmark case are equal, because each sample is identified by its run."""
+    """No two runs of a benchmark case are equal, so that each sample can be assigned to its run."""
     assert len(set(case.runs)) == len(case.runs)
 
 

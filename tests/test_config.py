@@ -207,7 +207,7 @@ def test_an_unknown_option_is_rejected():
 
 
 def test_every_variable_of_the_project_is_known():
-    """No variable that the project's code and pages mention is rejected as a misspelled setting."""
+    """No variable in the project's code or documentation is rejected as a misspelled setting."""
     used = set()
     for directory in ("src", "scripts", "docs", "examples", "benchmarks", ".ci"):
         for path in (ROOT / directory).rglob("*"):

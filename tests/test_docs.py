@@ -114,7 +114,7 @@ PROGRAMS = blocks(page("programs"), "python")
 
 
 def run_program(number: int, tmp_path: Path) -> subprocess.Popen[str]:
-    """Write the program with index *number* on the page to a file, and start it."""
+    """Write the program with index *number* on the programs page to a file, and start it."""
     file = tmp_path / f"program_{number}.py"
     file.write_text(PROGRAMS[number])
     return subprocess.Popen(
@@ -127,7 +127,9 @@ def run_program(number: int, tmp_path: Path) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def order_service(run_emulator, monkeypatch):
-    """Start an emulator with three orders and one change event, and connect programs to it."""
+    """Start an emulator with three orders and one change event, and let the documented programs
+    connect to it.
+    """
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     emulator.last_id = emulator.publish(TOPIC, orders(3))[-1].replay_id
@@ -155,7 +157,7 @@ def test_the_program_with_a_signal_handler_drains(order_service, tmp_path):
 
 
 def test_the_program_for_several_topics_reads_them_all(order_service, tmp_path):
-    """The program prints the number of events of each of its two topics."""
+    """The documented program prints the number of events for each of its two topics."""
     with run_program(2, tmp_path) as program:
         out, err = program.communicate(timeout=PATIENCE)
     assert (program.returncode, err) == (0, "")
@@ -172,7 +174,7 @@ def test_error_handling_example_names_the_missing_topic(order_service, tmp_path)
 
 
 def test_the_example_test_of_a_subscriber_passes(tmp_path):
-    """The page's example of a user's own test passes when it is run as a file by itself."""
+    """The documented example of testing a subscriber passes when it is run as a file by itself."""
     (tmp_path / "test_orders.py").write_text(PROGRAMS[4])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", tmp_path],
@@ -186,9 +188,10 @@ def test_the_example_test_of_a_subscriber_passes(tmp_path):
 
 @contextlib.contextmanager
 def sigterm_when(condition, namespace):
-    """Send SIGTERM to this process, as a service manager would, once `condition` holds.
+    """Send SIGTERM to this process, as a service manager would, once *condition* holds.
 
-    The signal stops the example's subscription; it is also sent if `condition` never holds.
+    The signal stops the subscription in *namespace*, the example's variables. It is also sent if
+    *condition* never holds.
     """
 
     def tell():
@@ -264,7 +267,9 @@ def free_ports() -> dict[str, str]:
 
 @contextlib.contextmanager
 def terminal(block: str, tmp_path: Path, ports: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a block of shell commands in a stand-in for the clone, with a separate home directory."""
+    """Run a block of shell commands in a directory that stands in for a clone of the repository,
+    with a home directory of its own.
+    """
     clone, home = tmp_path / "clone", tmp_path / "home"
     (clone / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
     home.mkdir(exist_ok=True)

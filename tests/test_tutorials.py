@@ -131,7 +131,7 @@ def test_every_tutorial_is_run():
 
 
 def test_readme_and_tutorial_have_the_same_five_commands():
-    """The README has the same five commands as the page, which shows the output of each.
+    """The README has the five commands of the first tutorial, which shows the output of each.
 
     The last command prints an event from the table.
     """

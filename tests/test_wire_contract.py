@@ -90,8 +90,8 @@ def test_there_are_no_other_messages_or_enums():
 
 
 def test_the_service_has_its_six_methods():
-    """Service name, method names, message types and streaming directions are those of
-    the service.
+    """The service's name, its methods, and their message types and streaming directions match the
+    contract.
     """
     service = pb.DESCRIPTOR.services_by_name["PubSub"]
     assert service.full_name == "eventbus.v1.PubSub"
@@ -107,7 +107,8 @@ def test_the_service_has_its_six_methods():
 
 
 def test_the_file_keeps_the_name_that_other_packages_register():
-    """The file and Java package names are Salesforce's, so the code can coexist with other copies.
+    """The proto file and its Java package have Salesforce's names, so copies in other packages can
+    coexist with ours.
 
     A process has one descriptor pool, which accepts a file twice only if name and content agree.
     """

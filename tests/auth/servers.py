@@ -140,7 +140,8 @@ def raw_host(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator
     """Run a TCP server that calls *talk* for each connection; yield its URL.
 
     Args:
-        talk: Called in a new thread with a connection, and with an event that is set at the end.
+        talk: Called in a new thread with the connection, and with a `threading.Event` that is set
+            when the server stops.
     """
     over = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))

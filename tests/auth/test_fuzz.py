@@ -83,8 +83,9 @@ def login_at(url: str, timeout: float = 5.0) -> Callable[[], Session | SfPubSubE
 
 
 def check_sign_in(host) -> None:
-    """Sign in, check the session or the error, and check that only expected paths were
-    requested.
+    """Sign in; the result must be a valid session, or a one-line error without secrets.
+
+    Only the token and userinfo endpoints may be requested.
     """
     asked = len(host.requests)
     came = login_at(host.url)()
@@ -177,7 +178,9 @@ def test_a_truncated_or_damaged_response(host, data):
 @FUZZ
 @given(st.integers(200, 599), st.binary(max_size=200), st.sampled_from(["", "gzip", "br", "x"]))
 def test_any_status_with_any_body(host, status, body, encoding):
-    """Any status and body, compressed or not, yields a session or an error of this package."""
+    """Whatever status, body and content encoding the server sends, signing in ends with a session
+    or an error of this package.
+    """
     headers = {"Content-Encoding": encoding} if encoding else {}
     host.answer = lambda _request: Reply(status, body, headers)
     check_sign_in(host)

@@ -45,7 +45,7 @@ def host(authority):
 
 @pytest.fixture
 def http(host):
-    """Return an HTTP client that trusts the certificate of `host`."""
+    """Return an HTTP client that trusts the certificate of the test server `host`."""
     return HttpClient(ca_file=host.ca_file, timeout=30.0)
 
 
@@ -63,7 +63,7 @@ class Tokens:
 
 @pytest.fixture
 def org(host, http):
-    """Return a REST client for `host` whose token can be renewed."""
+    """Return a REST client for the test server `host`, with a token that can be renewed."""
     return OrgClient(CurrentSession(Tokens(host.url)), http)
 
 
@@ -295,8 +295,8 @@ def test_an_expired_request_sends_nothing(host):
 
 
 def test_only_the_latest_connection_is_shut_down_on_expiry():
-    """Watching a second connection closes the handle of the first, and `expire` then shuts down the
-    second.
+    """A request limit that watches a second connection closes its handle of the first, and `expire`
+    then shuts down the second.
     """
     limit = RequestLimit()
     first, first_end = socket.socketpair()

@@ -260,9 +260,9 @@ def test_a_salesforce_object_is_renewed_in_place(org):
     [(RuntimeError("password=hush"), False), (ConnectionError("body=hush"), True)],
 )
 def test_a_salesforce_object_that_cannot_be_renewed(org, failure, retryable):
-    """Only the type of the object's error is reported, because its text may contain the password.
+    """If renewal fails, the error names only the type of the exception.
 
-    A connection error can be retried.
+    Its text may contain the password. A connection error can be retried.
     """
     login = login_with(Salesforce(failure), org)
     first = login.get_session(None)
@@ -274,7 +274,7 @@ def test_a_salesforce_object_that_cannot_be_renewed(org, failure, retryable):
 
 
 def test_a_salesforce_object_without_a_refresh_method(org):
-    """Renewal uses a private method; if it is missing, the error says to create a new object."""
+    """If the object has no method to renew its session, the error says to create a new one."""
 
     class Bare:
         session_id, sf_instance = TOKEN, "127.0.0.1"

@@ -536,7 +536,7 @@ def test_types_unsupported_by_the_compiled_decoder_use_dicts(type_):
 
 @pytest.mark.parametrize("native", ROUTES)
 def test_the_envelope_columns_equal_the_events_attributes(native):
-    """On both routes, every column of the envelope equals the attribute of the event."""
+    """On both routes, each envelope column equals the matching attribute of the event or batch."""
     codec = Codec("acct", schema_text("account_change"))
     payloads = [payload("account_change", value) for value in values("account_change", 20)]
     batch = received([codec], [(0, data) for data in payloads], first_seq=40)
@@ -799,9 +799,9 @@ def test_without_pyarrow_the_extra_is_named(module):
 
 
 def test_without_the_compiled_decoder_dicts_are_used(monkeypatch):
-    """By default a missing compiled decoder is no error.
+    """Values are decoded through dicts if the compiled decoder is not installed.
 
-    With ``native=True`` the error names the extra.
+    Only `record_batches` with ``native=True`` raises an error, which names the extra to install.
     """
     monkeypatch.setattr(native, "compiled", None)
     decoder = Values("S", event_schema("long"), native=True)

@@ -276,9 +276,10 @@ def models(draw) -> tuple[str, list[tuple[str, list[str] | None]]]:
 
 
 def expand_slowly(model: list[tuple[str, list[str] | None]], entry: str) -> list[str]:
-    """Expand an entry digit by digit.
+    """Return the names that a bitmap *entry* stands for, expanded digit by digit.
 
-    Raise IndexError or TypeError if it doesn't fit the schema.
+    *model* is the list of fields from `models`. Raise IndexError or TypeError if the entry doesn't
+    fit it.
     """
     parent, _, digits = entry.rpartition("0x")
     names = [name for name, _ in model]
@@ -645,7 +646,7 @@ def test_reading_an_event_does_not_change_its_value():
 
 
 def event_of(codec: Codec, payload: bytes, **more) -> Event:
-    """Return an event that was received with *payload*."""
+    """Return a received event with the given *payload* and the schema of *codec*."""
     (event,) = EventBatch(
         subscription="/data/Any",
         topic="/data/Any",

@@ -50,7 +50,10 @@ def raw_rows(*events: tuple[str, bytes]) -> pa.RecordBatch:
 
 
 def decoded(plan: Plan, *events: tuple[str, bytes]) -> list[dict[str, Any]]:
-    """Return the rows that `decode_rows` makes of events, in order of arrival, after validation."""
+    """Decode events, each a schema id and a payload, and return their rows in order of arrival.
+
+    The batches are validated as well.
+    """
     batches = [part for name, part in decode_rows([raw_rows(*events)], {"T": plan}) if name]
     for batch in batches:
         batch.validate(full=True)
@@ -60,7 +63,7 @@ def decoded(plan: Plan, *events: tuple[str, bytes]) -> list[dict[str, Any]]:
 
 
 def plan_of(**schemas: str) -> Plan:
-    """Return the plan for one event type that had these schemas, in this order."""
+    """Return the plan for one event type; *schemas* are its versions by schema id, oldest first."""
     columns = pa.schema([])
     for text in schemas.values():
         columns = merge(columns, columns_of(text))
@@ -95,7 +98,10 @@ def decode_slowly(schema_json: str, raw: bytes) -> dict[str, Any] | None:
 
 
 def with_times(value: dict[str, Any], times: Any) -> dict[str, Any]:
-    """Return *value* with the time fields described by *times* converted to datetimes."""
+    """Return *value* with its time fields converted from milliseconds to datetimes.
+
+    *times* pairs the name of each such field with None, and that of a record with its own pairs.
+    """
     value = dict(value)
     for name, inside in times:
         if inside is None and isinstance(value[name], int):
@@ -112,8 +118,8 @@ def utc_time(milliseconds: int) -> datetime:
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_corpus_columns_match_the_slow_decoder(name):
-    """Every event of the corpus becomes a row with all its values, or is rejected by both
-    decoders.
+    """The events of the corpus that the slow decoder accepts, and no others, become rows with the
+    same values.
     """
     text = schema_text(name)
     raws = [payload(name, value) for value in values(name, 60, seed=3)]
@@ -212,7 +218,7 @@ def record(**fields):
 
 @pytest.mark.parametrize("kind", ["array", "map"])
 def test_records_in_lists_gain_fields_in_their_column(kind):
-    """If a record inside an array or map gains fields and changes types, its column gains fields.
+    """If a record inside an array or map changes between versions, its column gains the new fields.
 
     The rows of all three versions keep their values in this one column.
     """
@@ -299,7 +305,7 @@ def test_merging_known_schemas_adds_no_columns():
 
 
 def test_a_field_named_like_an_envelope_column_gets_an_underscore():
-    """A field doesn't shadow an envelope column, even if their names differ by case."""
+    """A field doesn't shadow an envelope column, even if their names differ only in case."""
     text = json.dumps(
         {
             "type": "record",

@@ -90,8 +90,10 @@ def test_corpus_values_match_fastavro(name):
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_corpus_values_match_the_avro_package(name):
-    """Apache's own library, which shares no code with fastavro, encodes to the same bytes and
-    decodes them to the same values.
+    """Apache's own library encodes the corpus's values to the same bytes as the codec, and decodes
+    these bytes to the same values.
+
+    It shares no code with fastavro.
     """
     avro_io, avro_schema = pytest.importorskip("avro.io"), pytest.importorskip("avro.schema")
     schema = avro_schema.parse(schema_text(name))
@@ -631,7 +633,9 @@ def schemas(draw):
 
 
 def value_of(draw, schema, named):
-    """Draw a value of *schema*; named types are added to *named*."""
+    """Draw a value of *schema*; its named types are added to *named*, to resolve references to
+    them.
+    """
     if isinstance(schema, list):
         return value_of(draw, draw(st.sampled_from(schema)), named)
     kind = schema if isinstance(schema, str) else schema["type"]

@@ -57,7 +57,9 @@ ALL = Codec(
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_the_corpus_is_encoded_as_by_fastavro(name):
-    """The bytes are equal to fastavro's, and are decoded to the same value."""
+    """Each value of the corpus is encoded to the same bytes as by fastavro, and decoded back to
+    itself.
+    """
     codec = Codec("id", schema_text(name))
     for value in values(name, 40):
         encoded = codec.encode(value)

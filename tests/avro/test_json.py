@@ -99,7 +99,7 @@ def test_datetimes_decimals_and_uuids_become_strings(json_library):
 
 @pytest.mark.parametrize("value", [{"x": {1}}, {"x": object()}, {("a",): 1}])
 def test_a_value_without_a_json_form_raises(value, json_library):
-    """A value that Avro cannot have decoded raises a TypeError instead of being converted."""
+    """A value that cannot come from Avro raises a TypeError instead of being converted."""
     with pytest.raises(TypeError, match=r"set|object|tuple"):
         to_json(value)
 

@@ -52,7 +52,9 @@ def pair_of(*types) -> DecoderPair:
 @needs_native
 @pytest.mark.parametrize("name", CORPUS)
 def test_both_decoders_agree_on_the_corpus(name):
-    """Every schema in the corpus is supported, and results have equal types, order and errors."""
+    """Every schema in the corpus has a compiled decoder, which returns the same values and errors
+    as the Python decoder.
+    """
     both = DecoderPair(schema_text(name))
     assert both.is_compiled
     raws = [payload(name, value) for value in values(name, 60)]
@@ -67,7 +69,9 @@ def test_both_decoders_agree_on_the_corpus(name):
 @SLOW
 @given(st.data())
 def test_both_decoders_agree_on_random_schemas(data):
-    """The payloads are intact, truncated, or one byte too long."""
+    """For random schemas, both decoders agree on payloads that are intact, truncated, or one byte
+    too long.
+    """
     schema = data.draw(schemas())
     both = DecoderPair(json.dumps(schema))
     raws = []
@@ -164,7 +168,9 @@ def test_both_decoders_agree_on_nan_and_infinities(number_):
 
 @needs_native
 def test_both_decoders_agree_on_a_repeated_map_key():
-    """A dict keeps the last value in the place of the first; Arrow keeps both entries."""
+    """In a dict, a repeated key keeps its first place and gets the last value; Arrow keeps both
+    entries.
+    """
     both = pair_of({"type": "map", "values": "int"})
     raw = number(3) + b"\x02a\x02" + b"\x02b\x04" + b"\x02a\x06" + b"\x00"
     assert both.compiled.to_json(raw) == '{"f0":{"a":3,"b":2}}'
@@ -260,7 +266,9 @@ def test_hostile_counts_cost_neither_time_nor_memory(kind, raw):
     ],
 )
 def test_unsupported_types_fall_back_to_the_python_decoder(kind):
-    """Zero-size, logical and unusual types have no compiled decoder."""
+    """The compiled decoder is not used for zero-size types, logical types and other rare ones, such
+    as a fixed of 2**60 bytes.
+    """
     assert codec_of(kind).compiled is None
 
 

@@ -170,9 +170,9 @@ def test_asking_for_the_change_of_a_skipped_field_raises():
 
 
 def test_json_has_the_chosen_fields_but_raw_tables_have_all():
-    """If fields are chosen, an event's JSON has only these and CreatedDate.
+    """An event's JSON contains only the chosen fields and CreatedDate.
 
-    The row of a raw table still has all fields.
+    The row for the raw table still contains all fields.
     """
     codec = Codec("id", schema_text("order_event"))
     raw = payload("order_event", next(values("order_event", 1)))
@@ -219,7 +219,8 @@ BARE = {"name": "f", "type": "int"}
     ],
 )
 def test_an_invalid_choice_of_fields_raises(fields, says):
-    """Choosing a single string, a part of a field or a non-string raises a configuration error."""
+    """A choice that is a single string, or that contains a part of a field or a non-string, raises
+    a configuration error."""
     with pytest.raises(ConfigurationError, match=says):
         chosen_fields(fields)
 

@@ -47,7 +47,7 @@ def test_many_threads_share_one_fetch():
 
 @pytest.fixture
 def waiting(monkeypatch) -> list[str]:
-    """Return a list to which a thread adds its name before it waits for another one's fetch."""
+    """Return a list to which a thread adds its name before it waits for another thread's fetch."""
     threads: list[str] = []
 
     class Watched(Future):

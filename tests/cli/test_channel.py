@@ -35,9 +35,9 @@ def lines(capsys):
 
 
 def test_events_are_json_lines(emulator, capsys):
-    """Each event is printed as a JSON line with the keys of a Pub/Sub event and two more.
+    """Events are printed as JSON lines with the Pub/Sub keys, ``type`` and ``created_date``.
 
-    These are ``type`` and ``created_date``. The replay id can be given to ``--replay``.
+    If an event's replay id is given to ``--replay``, the events after it are printed.
     """
     found = emulator.publish_streaming(TOPIC, records(2))
     emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "7"}])

@@ -246,9 +246,9 @@ def test_a_waiting_state_is_reported_once(capsys):
 
 
 def test_a_silent_attempt_eventually_counts_as_listening():
-    """An attempt that stays silent for 25 s counts as listening.
+    """An attempt to open a stream counts as listening after 25 s.
 
-    An open stream of a quiet topic may receive nothing for minutes.
+    The service may send nothing for minutes on an open stream of a quiet topic.
     """
     waiting = Waiting(lambda _: None)
     trying = dataclasses.replace(HEALTH, state="opening", reason="X: down")

@@ -340,7 +340,7 @@ def test_an_unknown_host_and_a_dns_timeout_are_reported(monkeypatch):
 
 
 def test_a_port_that_never_answers_is_an_error_after_the_timeout(monkeypatch):
-    """The connection gets the time limit of a step, and the error names the port and this limit."""
+    """A connection attempt has the time limit of one step; the error names the port and limit."""
     limits = []
 
     def connect(_address: tuple[str, int], timeout: float) -> None:

@@ -192,7 +192,7 @@ def answering(channels: object, metadata: object) -> Callable[[Request], Reply]:
 
 @pytest.fixture
 def org():
-    """Return a function that creates a client for an org that answers with the given handler."""
+    """Return a function that creates a client of an org whose responses a given handler returns."""
     with contextlib.ExitStack() as opened:
 
         def make(answer: Callable[[Request], Reply]) -> OrgClient:

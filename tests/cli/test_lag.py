@@ -147,7 +147,7 @@ def test_commit_response_counts_as_a_response(emulator, connect):
 
 
 def test_keepalive_counts_as_a_response(run_emulator, connect):
-    """The keepalives of a topic without events are counted in `health`."""
+    """On a topic without events, keepalives are counted as responses in `health`."""
     emulator = run_emulator(settings=EmulatorSettings(keepalive_s=0.05))
     with connect(emulator).subscribe(TOPIC) as subscription:
         until(lambda: subscription.health().responses >= 2, "two keepalives")
@@ -268,7 +268,9 @@ def test_run_that_never_connects_keeps_the_previous_entry(state):
 
 
 def test_run_killed_before_its_first_response_is_not_shown(state, monkeypatch):
-    """The file of such a run contains nothing useful, and the next command removes it."""
+    """The status file of a run killed before its first response is ignored, and the next run
+    removes it.
+    """
     lost = keep_status(Clock(NOW))
     lost.__enter__()
     assert len(read_all(state)[0]) == 1  # while it runs: it may be waiting for the slot
@@ -295,7 +297,7 @@ def test_concurrent_runs_have_separate_entries(state):
 
 
 def test_resolved_reason_is_no_longer_shown(state):
-    """Updating the status file copies state and reason from `health`, even without any event."""
+    """Updating the status file copies state and reason from `health`, even before any event."""
     clock, subscription = Clock(NOW), Subscription()
     subscription.becomes(state="waiting", reason="another stream holds it")
     with keep_status(clock) as status:
@@ -478,7 +480,7 @@ def test_lag_opens_no_stream_and_needs_no_settings(emulator, monkeypatch, capsys
     ],
 )
 def test_lag_without_a_matching_file_is_a_one_line_error(arguments, code, says, capsys):
-    """`lag` says what it looked for and exits with code 1.
+    """If no status file matches, `lag` says what it looked for and exits with code 1.
 
     Contradictory options are a usage error.
     """

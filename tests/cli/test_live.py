@@ -21,7 +21,9 @@ def clock():
 
 
 def test_terminal_line_is_updated_in_place(clock, capsys, monkeypatch):
-    """On a terminal the line is cleared before each update and message, and the last one stays."""
+    """On a terminal, the line is cleared before each update or message, and the last one remains in
+    view at the end.
+    """
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     texts = iter(["1 event", "2 events", "3 events", "4 events"])
     with LiveLine(lambda: next(texts), clock=clock) as line:
@@ -62,9 +64,7 @@ def test_without_a_terminal_a_line_is_printed_every_30_seconds(clock, capsys):
 
 
 def test_short_run_prints_no_line(clock, capsys):
-    """Without a terminal, a run of less than 30 s prints no line unless a final one is
-    requested.
-    """
+    """Without a terminal, a run of less than 30 s prints no line by default."""
     with LiveLine(lambda: "1 event", is_terminal=False, clock=clock) as line:
         line.refresh()
     assert capsys.readouterr().err == ""

@@ -25,9 +25,9 @@ def record(message: str, *args: object, at: float = 0.0, level: int = logging.WA
 
 
 def test_log_line_is_an_object_with_its_rpc_id():
-    """The rpc id is taken from an error among the arguments, or else from the text.
+    """The rpc id is taken from an error among the log call's arguments, or else from the message.
 
-    If neither contains one, the key is omitted.
+    If neither contains one, the key `rpc_id` is omitted.
     """
     error = StreamUnavailableError("it is down", rpc_id="abc-1")
     line = json.loads(JsonFormatter().format(record("trying again: %s", error)))
@@ -44,10 +44,10 @@ def test_log_line_is_an_object_with_its_rpc_id():
 
 
 def test_repeated_warnings_are_limited_and_counted():
-    """Each minute, only a few warnings that differ just in numbers and rpc ids are logged.
+    """Of the warnings that differ only in numbers and rpc ids, only a few per minute are logged.
 
-    Other kinds and lower levels are not limited. The first warning of the kind in the next minute
-    says how many were suppressed.
+    Other warnings and lower levels are not limited. The next minute's first warning of the same
+    kind says how many were suppressed.
     """
     limit, passed = Limit(), []
     for number in range(20):

@@ -196,9 +196,9 @@ def test_output_that_is_not_a_pipe_counts_as_read(tmp_path):
 
 @linux
 def test_acks_wait_for_bytes_of_other_writers():
-    """With `2>&1`, unread bytes in the pipe may have been written by others.
+    """With `2>&1`, unread bytes in the pipe may come from another writer.
 
-    Our bytes count as read only once the whole pipe has been read.
+    The output's own bytes count as read only once the whole pipe has been read.
     """
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", buffering=0) as reader, os.fdopen(writing, "w") as writer:

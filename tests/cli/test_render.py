@@ -35,7 +35,7 @@ def event_of(codec: Codec, payload: bytes, *, topic: str | None, event_id: str =
 
 
 def expected_line(event: Event, payload: object) -> str:
-    """Return the line as ``json`` writes it when given the whole object."""
+    """Return the output line that `json.dumps` produces for *event* with the decoded *payload*."""
     line = {
         "topic": event.topic,
         "subscription": event.subscription,

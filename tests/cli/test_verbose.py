@@ -1,4 +1,4 @@
-"""What `-v` and `-vv` log, especially on a healthy run, and that they never log a secret."""
+"""Tests of what `-v` and `-vv` log, especially in a healthy run; secrets are never logged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARK = "planted-in-a-payload"
 
 @pytest.fixture
 def emulator(run_emulator, monkeypatch):
-    """Start an emulator with 12 events, which drops the stream once and redelivers some events."""
+    """Start an emulator that holds 12 events, and drops the first stream after two responses."""
     plan = FaultPlan([Fault("drop_stream", after_responses=2)])
     started = run_emulator(faults=plan, settings=Settings(events_per_response=4))
     point_at(started, monkeypatch)

@@ -1,4 +1,6 @@
-"""The asyncio client gives the sync client's guarantees, and cancellation leaves nothing behind."""
+"""The asyncio client gives the same guarantees as the sync client, and a cancellation leaves no
+task or thread behind.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ async def collect(subscription: Any, count: int) -> list[int]:
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
-    """Cancel *task*, and check that it ends with the cancellation."""
+    """Cancel *task*, and check that awaiting it raises CancelledError."""
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -410,9 +412,8 @@ def test_many_subscriptions_in_one_loop(run_emulator):
 
 
 def test_errors_keep_their_type_and_gaps_are_reported_in_the_loop(run_emulator):
-    """Errors have the types of the sync client.
-
-    The callback `on_gap` is called in the loop's thread.
+    """Errors have the same types as in the sync client, and `on_gap` is called in the loop's
+    thread.
     """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))

@@ -119,7 +119,7 @@ def test_responses_are_handed_out_in_order_of_arrival():
 
 
 def test_ctrl_c_before_a_take_neither_loses_nor_repeats_an_event():
-    """If Ctrl-C comes before a response leaves the queue, the same step is due again."""
+    """If Ctrl-C comes before a response leaves the queue, the consumer repeats its step."""
     harness = ConsumerHarness("skip")
     harness.queue = [arrival(1, b"\x02", BAD)]
     first = harness.step()
@@ -215,7 +215,7 @@ def test_only_one_event_is_in_hand_when_iterating_over_events():
 
 
 def test_batch_interrupted_by_ctrl_c_is_handed_out_again():
-    """If Ctrl-C interrupts its delivery, a batch is not in hand and is handed out again."""
+    """A batch whose delivery is interrupted by Ctrl-C is not in hand, and is handed out again."""
     harness = ConsumerHarness()
     harness.queue = [arrival(5, b"\x02")]
     harness.hand_out()
@@ -283,7 +283,7 @@ def test_a_response_waits_for_its_schemas():
 
 
 def test_schema_fetched_by_another_subscription_is_used():
-    """The client's schema cache is shared, so another subscription may fill it first."""
+    """A consumer stops waiting for a schema once another subscription has put it in the cache."""
     harness = ConsumerHarness(known=())
     harness.queue = [arrival(1, b"\x02")]
     assert harness.step() == FetchSchemas(("tick",))

@@ -56,8 +56,9 @@ class CountingService(MemoryService):
 
 
 def take_all(subscription, seen=0):
-    """Read events until `EVENTS` have been read, including *seen* earlier ones, and ack the last
-    batch.
+    """Read events and ack the last batch.
+
+    Stop when `EVENTS` have been read, counting the *seen* events that were read before this call.
     """
     for batch in subscription:
         for event in batch:
@@ -83,7 +84,8 @@ def test_number_of_requests(size, at_once):
 
 @pytest.mark.parametrize("size", [1, 10])
 def test_number_of_requests_of_a_slow_reader(size):
-    """At the limit of pending events, reading does not send a request for each event."""
+    """At the limit of pending events, the client does not send a request for each event that is
+    read."""
     service, held = CountingService(size), 200
     with (
         PubSubClient(SESSION, transport=service) as client,
@@ -96,7 +98,8 @@ def test_number_of_requests_of_a_slow_reader(size):
 
 @pytest.mark.parametrize("size", [1, 100])
 def test_number_of_commits(size):
-    """Acks are committed together: one commit in each pause, besides the first and the last."""
+    """Acks are committed together: at most one commit per `COMMIT_PAUSE`, plus the first and the
+    last."""
     service = CountingService(size)
     began = time.monotonic()
     with (
@@ -141,7 +144,8 @@ def test_number_of_driver_turns(managed, monkeypatch):
 
 @pytest.mark.parametrize("face", ["sync", "cancelled", "asyncio"])
 def test_asking_for_a_batch_acks_at_once_even_if_none_is_ready(face):
-    """Finished events are acked without waiting for more, which may take an hour to arrive."""
+    """Asking for the next batch acks the previous events at once, even if no batch is ready, since
+    the next event may take an hour to arrive."""
     service = CountingService(EVENTS)
 
     def sync() -> None:

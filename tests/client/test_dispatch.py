@@ -41,7 +41,7 @@ def steps(work: Dispatcher[Any], now: float = 0.0) -> list[Any]:
 
 
 def started(work: Dispatcher[Any], now: float = 0.0) -> dict[Any, Job[Any]]:
-    """Return the jobs that are to be started now, by event."""
+    """Return the jobs that the dispatcher starts at the time *now*, by event."""
     return {s.job.event: s.job for s in steps(work, now) if isinstance(s, Start)}
 
 
@@ -210,9 +210,7 @@ class Walk:
         return step
 
     def fail_events_without_keys(self, step: Any) -> None:
-        """Record in the model that the dispatcher failed events without keys before it
-        returned *step*.
-        """
+        """Update the model for events with unknown keys that failed before *step* was returned."""
         model = self.model
         if model.stopped or model.busy >= model.workers:
             return
@@ -224,7 +222,7 @@ class Walk:
             is_first = "failed" in model.state
 
     def check_nothing_to_do(self, step: WaitUntil | Finish) -> None:
-        """Check that nothing was left to do but wait or finish."""
+        """Check that the dispatcher was right to return *step*: to wait or to finish."""
         model = self.model
         assert "done" not in model.state, "something is left to ack"
         if model.stopped:
@@ -289,7 +287,10 @@ def test_random_interleavings_obey_the_rules(first: int):
 
 
 def test_events_of_one_key_run_in_order_and_others_do_not_wait():
-    """An event starts when the previous one of its key is done; other keys start at once."""
+    """An event starts once the previous event with its key is done.
+
+    Events with other keys start without waiting.
+    """
     work = dispatcher()
     for event, key in enumerate("aabab"):
         work.arrived(event, [key])
@@ -329,7 +330,7 @@ def test_repeated_key_counts_once_and_exclusive_use_wins():
 
 
 def test_shared_and_exclusive_uses_of_a_key_wait_for_each_other():
-    """Events that share a key run side by side.
+    """Events that only share a key (`Shared`) run concurrently.
 
     An event that uses the key exclusively waits for them, and later events wait for it.
     """
@@ -365,7 +366,10 @@ def test_unused_keys_are_forgotten():
 
 
 def test_event_waiting_for_a_retry_blocks_its_key_but_no_worker():
-    """Later events of its key wait for it, while other keys can use all workers."""
+    """While an event waits for a retry, later events with its key wait too.
+
+    Its worker is free for events with other keys.
+    """
     work = dispatcher(workers=1, retry=Retry(seconds=60, initial=4, maximum=8))
     work.arrived("x", ["a"])
     work.arrived("behind", ["a"])
@@ -558,8 +562,9 @@ def test_few_failures_among_many_events_are_within_the_limit():
 
 
 def test_room_opens_only_when_half_of_it_is_free():
-    """A full run requests no more events until half of its room is free, so that it does not ask
-    for one at a time.
+    """A run whose room is full accepts no more events until half of the room is free.
+
+    Otherwise, it would request events one at a time.
     """
     work = dispatcher(room=4)
     for event in range(4):
@@ -599,6 +604,6 @@ def test_invalid_retry_time_is_rejected(name: str, value: float):
 
 @pytest.mark.parametrize(("failures", "last"), [(-1, 5), (5, 5), (6, 5)])
 def test_invalid_quarantine_limit_is_rejected(failures: int, last: int):
-    """A number of failures that is negative or not less than `last` raises ValueError."""
+    """A limit of `failures` that is negative, or not less than `last`, raises ValueError."""
     with pytest.raises(ValueError, match="less than last"):
         QuarantineLimit(failures, last)

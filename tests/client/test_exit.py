@@ -95,9 +95,9 @@ def run(emulator, code: str, times: int) -> None:
 
 @pytest.mark.parametrize("code", [SYNC, ASYNC], ids=["sync", "asyncio"])
 def test_a_program_that_closes_nothing_exits(run_emulator, code):
-    """A gRPC call that is still open can hang the interpreter at exit.
+    """A program exits even if it closes neither its client nor its subscriptions.
 
-    A client's calls must not.
+    A gRPC call that is still open can otherwise hang the interpreter at exit.
     """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(5))

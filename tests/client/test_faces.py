@@ -30,7 +30,7 @@ SPELLED = {
 
 
 def members(cls: type) -> list[str]:
-    """Return the public names of *cls* in the order of the file, those of its bases first."""
+    """Return the names of *cls* to compare in order of definition, those of its bases first."""
     found: list[str] = []
     for base in reversed(cls.__mro__[:-1]):
         found += [
@@ -71,7 +71,7 @@ def callables(cls: type) -> dict[str, Callable[..., Any]]:
 
 @pytest.mark.parametrize("name", FACES)
 def test_sync_and_asyncio_classes_have_the_same_members_in_order(name: str):
-    """Neither class has a public member that the other lacks."""
+    """Both classes have the same public members, defined in the same order."""
     sync, asynchronous = getattr(sfpubsub, name), getattr(sfpubsub, f"Async{name}")
     assert [asyncio_name(member, asynchronous) for member in members(sync)] == members(asynchronous)
 

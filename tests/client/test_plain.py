@@ -43,9 +43,9 @@ class MemoryStore(ReplayStore):
 
 
 def test_start_positions(run_emulator, connect):
-    """A subscription at "earliest" delivers all events, and one at a replay ID only later ones.
+    """A start at "earliest" delivers all events, and one at a replay ID only later ones.
 
-    By default, it delivers only events published after it starts.
+    Without `replay`, only events published after the subscription starts are delivered.
     """
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(5))
@@ -143,8 +143,9 @@ def test_rejected_position_uses_the_chosen_fallback(run_emulator, connect):
 
 
 def test_connection_timeout_bounds_the_retries(run_emulator, connect):
-    """A caller who sets a timeout gets an error instead of endless retries, with the reason of the
-    last failure.
+    """If no connection succeeds within `connection_timeout`, reading raises an error.
+
+    The error includes the reason for the last failure.
     """
     emulator = run_emulator()
     client = connect(emulator)

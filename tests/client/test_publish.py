@@ -65,7 +65,10 @@ def test_created_fields_are_filled_only_on_request(face, run_emulator, connect):
 
 
 def test_command_fills_created_fields_only_on_request(run_emulator, connect, monkeypatch, tmp_path):
-    """Without `--created-by`, the command publishes nothing and exits with code 1."""
+    """With `--created-by`, the command fills in the missing created fields.
+
+    Without it, the command publishes nothing and exits with code 1.
+    """
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     file = tmp_path / "events.jsonl"
@@ -88,7 +91,7 @@ def test_denied_topic_is_reported_before_bad_fields(face, topic, run_emulator, c
 
 
 def test_command_reports_a_topic_that_denies_events(run_emulator, monkeypatch, tmp_path, capsys):
-    """Publishing a change event fails with the reason and exit code 3.
+    """If a topic cannot be published to, the command says so and exits with code 3.
 
     The error does not mention the event's fields.
     """
@@ -104,9 +107,9 @@ def test_command_reports_a_topic_that_denies_events(run_emulator, monkeypatch, t
 def test_command_names_the_line_that_could_not_be_encoded(
     run_emulator, monkeypatch, tmp_path, capsys
 ):
-    """The error has the number of the line in the file, where blank lines count, too.
+    """The error contains the line's number in the file, counting blank lines.
 
-    The lines before it are published, and none after it.
+    The lines before it are published, but none after it.
     """
     emulator = run_emulator()
     point_at(emulator, monkeypatch)

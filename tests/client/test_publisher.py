@@ -33,7 +33,7 @@ USER = "005000000000001AAA"
 
 
 class Awaited:
-    """A blocking publisher with awaitable methods, so that both clients run the same scenario."""
+    """Makes a blocking publisher awaitable, so that both clients can run the same scenarios."""
 
     def __init__(self, publisher: Any) -> None:
         self.publisher = publisher
@@ -345,7 +345,10 @@ def test_permission_error_ends_the_publisher(face, run_emulator):
 
 @FACES
 def test_event_without_a_result_fails_after_its_timeout(face, run_emulator):
-    """The error can be retried, and its result says that the event may have been published."""
+    """An event with no result before the timeout fails with a retryable error.
+
+    The error says that the event may have been published.
+    """
     emulator = run_emulator()
     emulator.faults.add(Fault("lose_answer", times=10_000))
 
@@ -361,7 +364,10 @@ def test_event_without_a_result_fails_after_its_timeout(face, run_emulator):
 
 @FACES
 def test_an_exception_in_the_block_closes_without_waiting(face, run_emulator):
-    """An exception closes the publisher at once; the receipt of a pending event reports this."""
+    """An exception in the `with` block closes the publisher without waiting for results.
+
+    The receipt of a pending event reports that the publisher was closed before a result arrived.
+    """
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
     receipts = []
@@ -459,7 +465,10 @@ def test_topic_and_schema_are_fetched_once(run_emulator, connect):
 
 
 def test_closing_the_client_ends_its_publishers(run_emulator, connect):
-    """Closing the client closes its publishers; the receipt of a pending event reports this."""
+    """Closing the client closes its publishers, and no new ones can be opened.
+
+    The receipt of a pending event reports that its publisher was closed before a result arrived.
+    """
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
     client = connect(emulator)

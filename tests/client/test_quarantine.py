@@ -162,7 +162,10 @@ def test_quarantine_is_never_written_in_the_event_loops_thread(start: Start):
 
 
 def test_skip_policy_counts_and_logs_the_event(start: Start, caplog):
-    """The event is lost, as requested, and the log names its position."""
+    """With `on_undecodable="skip"`, an undecodable event is counted and dropped.
+
+    The log names its position.
+    """
     service, face = start()
     service.publish_valid(1)
     service.publish_undecodable()
@@ -312,7 +315,10 @@ def test_schema_error_that_is_not_about_the_schema_skips_nothing(
 
 
 def test_which_schema_failures_are_final():
-    """An invalid schema and the service's own "not found" are final; other failures are raised."""
+    """An event whose schema is invalid or unknown to the service is treated as undecodable.
+
+    Any other failure to fetch the schema is raised, such as NOT_FOUND without the service's code.
+    """
 
     def cache(answer: Any) -> SchemaCache:
         def fetch(schema_id: str) -> SchemaInfo:
@@ -512,7 +518,10 @@ def test_put_flushes_files_before_renaming_and_the_directory_last(
 
 
 def test_temporary_files_of_dead_processes_are_removed(quarantine: FileQuarantine):
-    """Old ones are removed; a recent one stays, as a running process may be writing it."""
+    """Old temporary files are removed.
+
+    A recent one is kept, because a running process may still be writing it.
+    """
     quarantine.put([entry(id="1")])
     old, young = (quarantine.directory / f"{name}.json.{name}.tmp" for name in ("old", "young"))
     for draft in (old, young):

@@ -1,4 +1,4 @@
-"""Failures that a subscription recovers from by itself on the emulator, and how it reports them."""
+"""Tests of how a subscription survives failures by itself, and how it reports them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_failed_managed_subscription_delivers_nothing_more(run_emulator, conne
 
 
 def test_large_events_are_delivered_once_to_a_slow_handler(run_emulator, connect):
-    """Events that max_bytes has no room for are not requested, so that none is delivered twice."""
+    """Events that `max_bytes` leaves no room for are not requested, so none is delivered twice."""
     emulator = run_emulator()
     emulator.publish(TOPIC, [{"Order_Number__c": f"{n:0200000}"} for n in range(60)])
     most = 0

@@ -1,4 +1,6 @@
-"""The method `run` of both clients on the emulator: order, retries, failures and ways to end."""
+"""Tests of a subscription's `run` with the sync and asyncio clients: order, retries, failures and
+ways to end.
+"""
 
 from __future__ import annotations
 
@@ -387,7 +389,7 @@ def test_quarantine_is_never_written_in_the_event_loops_thread(start: Start):
 
 
 class FullDiskQuarantine(Quarantine):
-    """A quarantine on a full disk."""
+    """A quarantine whose writes fail because the disk is full."""
 
     def put(self, events):
         raise WriteError("the disk is full")
@@ -459,7 +461,7 @@ def test_undecodable_event_is_quarantined_without_a_retry(start: Start, tmp_path
 
 
 def test_undecodable_event_stops_the_run_by_default(start: Start):
-    """The error's cause is the DecodeError, and the event is not committed."""
+    """The run raises an error caused by the DecodeError, and the event is not committed."""
     service, face = start()
     service.publish_valid(2)
     service.publish_undecodable()
@@ -620,7 +622,7 @@ def test_second_run_at_the_same_time_is_rejected(start: Start):
 
 
 def test_stop_ends_iteration_and_still_accepts_acks(start: Start):
-    """A program that iterates by itself can ack its last batch after `stop` and commit it."""
+    """After `stop`, no other batch is read, but the last one can still be acked and committed."""
     service, face = start(events_per_response=5)
     service.publish(10)
     held = face.managed(NAME, ack="manual")
@@ -774,7 +776,7 @@ def cancelled_run(service: Service, cancel: Callable[[asyncio.Task[Any]], Any]) 
 
 
 def test_cancelled_run_finishes_its_handlers(tmp_path: Path):
-    """The handled events are committed, and then the task ends as cancelled."""
+    """A cancelled run ends after its running handlers have finished and it has committed."""
     service = Service(tmp_path)
     try:
         service.publish(10)

@@ -104,9 +104,9 @@ class Program:
 
 @pytest.mark.parametrize("code", PROGRAMS)
 def test_killed_process_loses_no_event(run_emulator, tmp_path, code):
-    """Kills in mid-run never leave a committed event unhandled.
+    """Whenever the program is killed, it has handled every event that it committed.
 
-    In the end every event is handled, though some of them twice.
+    After the last restart, every event has been handled, some possibly twice.
     """
     emulator = run_emulator()
     results = [result.replay_id for result in emulator.publish(TOPIC, orders(120))]

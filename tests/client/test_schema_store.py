@@ -40,10 +40,10 @@ def file_names(store: FileSchemaStore) -> list[str]:
 
 
 def test_stored_schemas_are_found_by_a_new_store(tmp_path):
-    """A new store finds the schemas that another one stored in the same directory, which `put`
-    creates.
+    """A new store finds the schemas that another one wrote to the same directory.
 
-    Each schema has its own file, and `get` returns None for an unknown id.
+    The first `put` creates the directory, each schema has its own file, and `get` returns None for
+    an unknown id.
     """
     store = FileSchemaStore(tmp_path / "deep" / "schemas")
     assert store.get("a") is None
@@ -137,8 +137,8 @@ def test_threads_may_share_a_directory(tmp_path):
 
 
 def test_kill_leaves_every_stored_schema_intact(tmp_path):
-    """After the process is killed, each schema whose `put` returned is intact, and the one after
-    them is complete or missing.
+    """After SIGKILL, each schema whose `put` had returned is intact, and one that was being written
+    is complete or missing.
     """
     code = (
         "import sys; from sfpubsub import FileSchemaStore\n"

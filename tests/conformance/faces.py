@@ -20,7 +20,7 @@ from ..conftest import PATIENCE, QUICK
 
 
 class Held:
-    """Wraps a subscription of the sync or the asyncio client, with the same blocking methods."""
+    """A subscription of the synchronous or asyncio client, with blocking methods for both."""
 
     def __init__(self, face: Face, subscription: Any) -> None:
         self._face = face
@@ -73,7 +73,7 @@ class Held:
         self._face.close_subscription(self._subscription)
 
     def all_events(self) -> list[Event]:
-        """Return all events until the subscription ends."""
+        """Read events until the subscription ends, and return them."""
         return self._face.events_of(self._subscription, None)
 
     def next_events(self, count: int) -> list[Event]:
@@ -117,7 +117,7 @@ class Face:
         return method(*arguments, **options)
 
     def handler(self, function: Callable[[Event], object]) -> Any:
-        """Return *function* as a handler of this client's `run`."""
+        """Return *function* unchanged: the synchronous `run` can call it directly."""
         return function
 
     def managed(self, name: str, **options: Any) -> Held:

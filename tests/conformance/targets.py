@@ -28,7 +28,7 @@ class Target(ABC):
 
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of a client for this service."""
+        """Return the arguments for creating a client of this service."""
 
     @abstractmethod
     def publish(self, count: int) -> None:
@@ -107,7 +107,7 @@ class EmulatorTarget(Target):
 
 
 class MemoryTarget(Target):
-    """The in-memory service of `memory_service`."""
+    """The in-memory service defined in `memory_service`."""
 
     name = "memory"
 

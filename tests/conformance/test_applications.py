@@ -35,7 +35,10 @@ Start = Callable[..., tuple[EmulatorTarget, Face]]
 
 @pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
 def start(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Start]:
-    """Return a function that starts an emulator with given settings, and creates a client of it."""
+    """Return a function that starts an emulator and creates a client for it.
+
+    Its arguments are the client's timings and the emulator's settings.
+    """
     with contextlib.ExitStack() as stack:
 
         def make(timings: Timings = QUICK, **settings: Any) -> tuple[EmulatorTarget, Face]:
@@ -252,7 +255,7 @@ def test_next_batch_returns_the_rest_of_a_batch_after_a_break(start: Start):
 
 
 def test_commit_while_iterating_commits_the_current_event(start: Start):
-    """In the loop, `commit` commits up to the current event, but not the rest of its response."""
+    """While iterating, `commit` commits up to the current event, not to the end of its batch."""
     target, face = start(events_per_response=5)
     target.publish(5)
     held = face.managed(NAME)

@@ -261,7 +261,7 @@ def test_a_slot_that_stays_held_raises_an_error(start: Start):
 
 
 def test_run_after_stop_starts_at_the_default(start: Start):
-    """STOP deletes the committed position, so after RUN events start at `defaultReplay`."""
+    """STOP deletes the committed position, so a restart with RUN begins at `defaultReplay`."""
     target, face = start()
     target.publish(2)
     held = face.managed(NAME)

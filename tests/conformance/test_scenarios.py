@@ -272,7 +272,7 @@ def test_acks_out_of_order_commit_the_prefix_only(start: Open):
 def test_a_failed_commit_raises_and_stores_nothing(start: Open):
     """`commit` raises an error if its commit fails, and the committed position stays unchanged.
 
-    If it returns, the position is committed, so a commit after the failures succeeds.
+    If `commit` returns, the acked position is committed, even after earlier failures.
     """
     target, face = start(commit_answer_delay_s=0.1)
     target.publish(4)
@@ -347,7 +347,7 @@ def test_a_slow_application_keeps_its_stream(start: Open):
 def test_max_bytes_limits_the_queue_without_a_reconnect(start: Open):
     """With `max_bytes`, the client requests only what fits into its queue.
 
-    It never drops queued events, which a new stream would have to send again.
+    It therefore never has to drop queued events and receive them again on a new stream.
     """
     target, face = start(events_per_response=10)
     target.publish(500)

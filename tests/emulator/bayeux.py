@@ -99,7 +99,5 @@ def ids(events: list[dict[str, Any]]) -> list[int]:
 
 
 def records(*names: str) -> list[dict[str, Any]]:
-    """Return the data of one PushTopic event for each name, about the creation of a record with
-    that name.
-    """
+    """Return the data of one PushTopic event per name, reporting a new record with that name."""
     return [{"type": "created", "sobject": {"Id": f"001{name}", "Name": name}} for name in names]

@@ -92,7 +92,9 @@ class Stream:
         return self.call.code().name, self.call.details(), trailers
 
     def refusal(self) -> str:
-        """Return the suffix of the error code that ended the stream."""
+        """Wait for the stream to end with an error; return its error code without the common
+        prefix.
+        """
         _, details, trailers = self.end()
         assert details.endswith(f" rpcId: {trailers['rpc-id']}")
         assert trailers["error-code"].startswith(PREFIX)
@@ -160,7 +162,9 @@ class Client:
         return getattr(self.stub, rpc)(request, metadata=self.metadata, timeout=WAIT_S)
 
     def refusal(self, rpc: str, request: Any) -> tuple[str, str]:
-        """Make a unary call that must fail; return its status name and error code suffix."""
+        """Make a unary call that must fail; return its status name, and its error code without the
+        common prefix.
+        """
         with pytest.raises(grpc.RpcError) as caught:
             self.call(rpc, request)
         error: Any = caught.value
@@ -234,6 +238,6 @@ class Process:
         self.result()
 
     def result(self) -> tuple[int, str, str]:
-        """Wait for the exit; return exit code, remaining stdout, and stderr."""
+        """Wait for the process to exit; return its exit code, remaining stdout, and stderr."""
         out, err = self.popen.communicate(timeout=WAIT_S)
         return self.popen.returncode, out, err

@@ -295,9 +295,8 @@ def drop_many(emulator: EmulatorServer, count: int, check: Callable[[], None]) -
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 @pytest.mark.parametrize("count", [12, pytest.param(625, marks=pytest.mark.slow)])
 def test_dropped_connections_leave_no_files_or_threads(emulator, count):
-    """Connections may be closed or reset at any time, even during a request or a handshake.
-
-    On neither port does this leak file descriptors or threads.
+    """Connections that are closed or reset, even during a request or a handshake, leak no file
+    descriptors or threads on either port.
     """
     files, threads = open_files(), threading.active_count()
     drop_many(emulator, count, lambda: None)

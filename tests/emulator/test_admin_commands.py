@@ -154,9 +154,9 @@ def test_server_options_are_rejected_with_a_command(command):
 
 
 def test_an_org_with_its_own_apps_needs_a_token(tmp_path, monkeypatch):
-    """If the seed defines apps, the default app cannot sign in.
+    """If the seed defines apps, a command needs a token in SFPUBSUB_EMULATOR_TOKEN.
 
-    The error says which token to set.
+    Without it, the error says where to find the token.
     """
     seed = tmp_path / "seed.toml"
     seed.write_text(

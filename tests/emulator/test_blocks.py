@@ -30,7 +30,7 @@ SETTINGS = Settings(retention_s=1000.0, response_bytes=200_000)
 
 
 class Org:
-    """The bus of an emulator without a server, and the pages that its streams would send."""
+    """The event bus of an emulator that runs no server, and the pages its streams would send."""
 
     def __init__(self, directory: Path, settings: Settings) -> None:
         self.emulator = EmulatorServer(directory, clock=ManualClock(), settings=settings)
@@ -92,7 +92,7 @@ class Org:
 
 @pytest.fixture
 def open_org(tmp_path: Path) -> Iterator[Callable[..., Org]]:
-    """Return a function that opens the data directory, after closing the org that is open."""
+    """Return a function that opens the data directory as an `Org`, and stops the previous one."""
     opened: list[Org] = []
 
     def open_it(settings: Settings = SETTINGS) -> Org:
@@ -106,7 +106,7 @@ def open_org(tmp_path: Path) -> Iterator[Callable[..., Org]]:
 
 
 def full_pages() -> int:
-    """Return the number of events to read per page, which is always that of a full page."""
+    """Return 100, a limit of events per page at which pages are full."""
     return 100
 
 
@@ -149,9 +149,9 @@ def test_blocks_are_added_to_an_older_data_directory(open_org):
 
 @pytest.mark.parametrize("changed", [{"replay_id_bytes": 8}, {"change_event_ids": False}])
 def test_blocks_encoded_with_other_settings_are_not_used(open_org, changed):
-    """A stream does not send blocks that were encoded with other settings.
+    """A stream never sends blocks encoded with settings other than its own.
 
-    This holds after the settings are changed and after they are changed back.
+    The settings are changed, changed back and changed again, with new events each time.
     """
     org = open_org()
     for settings in (Settings(**changed), SETTINGS, Settings(**changed)):
@@ -216,7 +216,7 @@ def test_stale_blocks_after_a_kill_are_ignored(open_org):
 def test_large_events_have_no_blocks(open_org):
     """Large events are not stored in blocks, which would double their size on disk.
 
-    Smaller events that follow are.
+    Small events that are published after them are stored in blocks.
     """
     org = open_org()
     org.publish(ORDERS, 100, module._LARGEST_BYTES // 100)

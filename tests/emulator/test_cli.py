@@ -131,7 +131,10 @@ def test_a_client_connects_with_the_settings_file_alone(
     ],
 )
 def test_invalid_names_and_paths_exit_with_one_line(spawn, options, named):
-    """An invalid name, URL or path exits with code 1 and a one-line error that names it."""
+    """If a name, URL or path is invalid, the command exits with code 1.
+
+    A one-line error names the invalid value.
+    """
     code, out, err = spawn(*options).result()
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("error: ")
@@ -154,7 +157,7 @@ def test_signals_end_the_process_without_output(spawn, sent, code):
 
 
 def test_a_second_emulator_on_a_directory_is_rejected(spawn):
-    """A second emulator on a data directory in use exits with code 1 and a one-line error."""
+    """A second emulator on the same data directory exits with code 1 and a one-line error."""
     spawn().wait_ready()
     code, out, err = spawn().result()
     assert (code, out) == (1, "")
@@ -164,7 +167,10 @@ def test_a_second_emulator_on_a_directory_is_rejected(spawn):
 
 @pytest.mark.parametrize("option", ["--grpc-port", "--http-port"])
 def test_a_port_in_use_is_an_error(spawn, option):
-    """A port that is already in use exits with code 1 and a one-line error that names the port."""
+    """If a port is already in use, the command exits with code 1.
+
+    A one-line error names the port.
+    """
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -179,7 +185,7 @@ def test_a_port_in_use_is_an_error(spawn, option):
     "arguments", [["--grpc-port", "x"], ["--grpc-port", "70000"], ["--nonsense"], ["extra"]]
 )
 def test_usage_errors_exit_with_code_2(arguments):
-    """Invalid options and arguments exit with code 2."""
+    """With an invalid option or argument, the command exits with code 2."""
     assert CliRunner().invoke(command, arguments).exit_code == 2
 
 

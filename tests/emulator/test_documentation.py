@@ -137,7 +137,7 @@ def test_evidence_has_sources_and_dates():
 
 
 def test_evidence_has_every_status():
-    """The page lists exactly those error codes and statuses that the code has.
+    """The page lists exactly the error codes that the code defines, each with its status.
 
     Statuses that were never observed are marked UNCONF.
     """

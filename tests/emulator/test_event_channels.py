@@ -175,7 +175,7 @@ def shared(tmp_path_factory: Any) -> Any:
 def test_unknown_channels_and_members_are_not_found(shared):
     """Requests for unknown channels and members return 404, or 401 without a token.
 
-    API versions that lack these objects reject creating and querying them.
+    In API versions without these objects, they can be neither created nor queried.
     """
     for path in (f"{CHANNEL}/0YLSB0000000099AAA", f"{MEMBER}/0v8SB0000000099"):
         for method in ("GET", "DELETE", "PATCH"):

@@ -1,4 +1,4 @@
-"""Tests of fault plans, and of faults of streams, calls and commits.
+"""Tests of fault plans, and of the faults that affect streams, calls and commits.
 
 Each kind of fault does what it says and is counted, and an invalid fault is rejected.
 """
@@ -237,7 +237,9 @@ def test_coalesce_commits_answers_several_commits_at_once(emulator, client):
 
 
 def test_coalesce_commits_answers_after_within_s(emulator, client):
-    """If fewer commits arrive than are to be merged, they are answered after `within_s` seconds."""
+    """If fewer than `count` commits arrive, `coalesce_commits` has them answered after `within_s`
+    seconds.
+    """
     (event,) = emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("coalesce_commits", count=5, within_s=0.05))
     stream = client.managed()

@@ -108,9 +108,9 @@ def test_an_html_page_replaces_a_response(emulator, client):
 
 @pytest.mark.parametrize("with_events", [True, False])
 def test_dropped_poll_loses_its_events_to_the_session(emulator, client, with_events):
-    """The fault `cut_poll` closes the connection of a held connect.
+    """The fault `cut_poll` closes the connection of a held connect instead of responding.
 
-    The session never receives the events of that response, but a replay delivers them.
+    The session never receives the events of the lost response, but a replay delivers them.
     """
     result = held(emulator, client)
     emulator.faults.add(Fault("cut_poll", with_events=with_events))

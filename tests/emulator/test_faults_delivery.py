@@ -137,7 +137,7 @@ def test_merging_ends_after_within_s_or_without_credit(start):
 
 
 class CountingClock(ManualClock):
-    """A manual clock that counts how often anything computes a time to wait."""
+    """A manual clock that counts the calls of `timeout`, to detect busy loops."""
 
     waits = 0
 

@@ -122,9 +122,9 @@ def test_a_revoked_token_stays_invalid(emulator, client):
 
 
 def test_tokens_survive_a_restart(tmp_path):
-    """After a restart, valid tokens are still valid and revoked tokens are still invalid.
+    """After a restart, valid tokens are still accepted and revoked ones are still rejected.
 
-    A revoked token is replaced with a new one.
+    A restarted emulator has a new token in place of a revoked one.
     """
     with EmulatorServer(tmp_path) as emulator:
         first = emulator.access_token
@@ -403,9 +403,9 @@ def test_a_stopped_stream_ends_despite_an_immediate_restart(start):
 
 
 def test_delete_managed_ends_the_stream(emulator, client):
-    """The fault `delete_managed` ends the stream.
+    """The fault `delete_managed` ends the stream of a managed subscription.
 
-    The name and the id are then unknown, until a subscription of that name is created.
+    Its name and id are then unknown, but a new subscription may be created under the same name.
     """
     emulator.publish(ORDERS, orders(1))
     own = _managed_id(emulator)

@@ -1,4 +1,4 @@
-"""Tests of faults of publishing, and of the setting that rejects old schemas."""
+"""Tests of the faults that affect publishing, and of the setting that rejects old schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The HTTP port with malformed, oversized and slow requests, and with too many connections.
+"""Tests of the HTTP port with malformed, oversized and slow requests, and with too many
+connections.
 
 Every such request is answered with a well-formed error of the called API, never a traceback.
 """

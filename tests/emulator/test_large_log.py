@@ -43,8 +43,10 @@ def cpu_s(process: Process) -> float:
 
 
 def read_all(client: Client, count: int) -> int:
-    """Read the topic from the earliest event, 100 events per request, and return the number of
-    events received, which is at least `count` unless the stream ended early."""
+    """Read the topic from the earliest event until *count* events arrive or the stream ends.
+
+    Return the number of events received; each request is for 100.
+    """
     more = threading.Semaphore(0)
 
     def requests() -> Iterator[Any]:

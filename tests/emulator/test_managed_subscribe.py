@@ -192,7 +192,8 @@ def test_eight_byte_replay_id_can_be_committed(filled):
 
 
 def test_commits_coalesce(start):
-    """Commits that are pending at the same time share one response, which names the last."""
+    """Commits that are pending at the same time share one response, which contains the request ID
+    of the last."""
     emulator, client = start(settings=Settings(commit_answer_delay_s=0.2))
     published = emulator.publish(ORDERS, orders(5))
     stream = client.managed()
@@ -206,10 +207,10 @@ def test_commits_coalesce(start):
 @pytest.mark.parametrize("tip", ["none", "sent", "org"])
 @pytest.mark.parametrize("pending", [True, False])
 def test_commit_answer_settings(start, tip, pending):
-    """Settings determine which fields a response to a commit contains.
+    """Settings determine what a response to a commit contains besides the commit itself.
 
-    Its latest replay ID is empty, or that of the last event sent or of the org; the pending count
-    may be 0.
+    The latest replay ID is left out, is that of the last event sent, or is the org's newest; the
+    pending count is included or left out.
     """
     emulator, client = start(
         settings=Settings(commit_answer_tip=tip, commit_answer_pending=pending)

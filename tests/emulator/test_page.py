@@ -194,10 +194,8 @@ def test_dns_rebinding_is_refused(org, method, host):
     "host", ["localhost:1", "emulator:7012", "[::1]:7012", "10.0.0.7", "a.localhost"]
 )
 def test_local_host_names_are_served(org, host):
-    """The page is served under IP addresses, localhost and host names without a dot.
-
-    The latter are those of containers.
-    """
+    """The page is served under IP addresses, localhost, and host names without a dot, such as those
+    of containers."""
     assert ask(org, "GET", "/", headers={"Host": host, **HTML}).status == 200
 
 

@@ -36,8 +36,10 @@ def pages_of(emulator: EmulatorServer) -> tuple[Pages, Callable[[int], Page]]:
 
 
 def test_streams_share_a_page(emulator):
-    """Streams at the same position share one page, whether it is full or the last one. The page and
-    its encoded form contain the same events as the bus."""
+    """Streams at the same position share one page, whether or not it is full.
+
+    The page and its encoded form contain the same events as the bus.
+    """
     done = emulator.publish(ORDERS, [{"Order_Number__c": str(n)} for n in range(5)])
     _, first = pages_of(emulator)
     for limit in (3, 100):

@@ -1,5 +1,6 @@
-"""A topic's schema changes while the emulator runs, as when an administrator adds a field in the
-org."""
+"""Tests of schema changes while the emulator runs, as when an administrator adds a field in the
+org.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +60,9 @@ def test_new_field_in_an_open_stream(emulator, client, as_text):
 
 
 def test_schema_change_on_a_channel(emulator, client):
-    """A channel delivers events of both schemas, and `changedFields` keeps the bit of an added
-    field.
+    """A channel delivers events from before and after the change, each with its own schema ID.
+
+    An added field's bit in `changedFields` reaches the subscriber unchanged.
     """
     old_id, _, changed = with_field(client, ACCOUNTS, "Added__c")
     stream = client.subscribe(topic_name=CHANGES)

@@ -243,8 +243,10 @@ def test_name_cannot_be_changed(emulator):
     ],
 )
 def test_valid_token_is_required(emulator, method, path):
-    """Without a valid token every request returns 401 INVALID_SESSION_ID, and the `expire_token`
-    fault counts such a refusal."""
+    """Without a valid token, any request returns 401 INVALID_SESSION_ID.
+
+    The `expire_token` fault causes the same response, and is used up by it.
+    """
     assert rest(emulator, method, path, access_token="x").code == (401, "INVALID_SESSION_ID")
     assert ask(emulator, method, path).code == (401, "INVALID_SESSION_ID")
     emulator.faults.add(Fault("expire_token"))

@@ -16,9 +16,9 @@ from tests.spark.readers import read_table
 
 
 def count(spark: SparkSession, table: Path, format_: str) -> dict[str, list[tuple[str, int]]]:
-    """Return each row's event id and `ingest_seq`, in order of arrival, as each reader sees them.
+    """Return the event id and `ingest_seq` of each row in order of arrival, by reader.
 
-    The keys are the readers: "plain" and "spark".
+    The readers are "plain" (without Spark) and "spark".
     """
     rows = read_table(table, format_)
     seen = spark.read.format(format_).load(str(table)).select("event_id", "ingest_seq")

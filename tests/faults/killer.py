@@ -280,9 +280,9 @@ def batches_in(table: Path) -> set[str]:
 
 
 def _progress_marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str]]:
-    """Return a function that returns the visible signs of ingest's progress, such as new files.
+    """Return a function that returns the marks of ingest's progress, a set of names or counts.
 
-    Each step of the kind *moment*, such as a batch or a commit, adds or changes one.
+    Each step of the kind *moment*, such as "batch" or "commit", adds or changes a mark.
     """
     if moment == "staging":
         beside = table.parent / f".{table.name}.sfpubsub"

@@ -86,7 +86,7 @@ class Report:
 
 
 class Query:
-    """A process that runs the streaming query, in a new session."""
+    """A process that runs the streaming query, in an operating-system session of its own."""
 
     def __init__(self, directory: Path, environment: dict[str, str], *more: str) -> None:
         self.log = directory / "query.log"
@@ -109,7 +109,7 @@ class Query:
         self.started = time.monotonic()
 
     def numbers(self, log: str) -> set[int]:
-        """Return the batch numbers in the checkpoint's directory ``offsets`` or ``commits``."""
+        """Return the batch numbers in *log*, the checkpoint's ``offsets`` or ``commits``."""
         try:
             names = os.listdir(self.checkpoint / log)
         except FileNotFoundError:

@@ -187,7 +187,10 @@ def run(
 
 
 def fault_of(blow: str, rng: random.Random, objects: Sequence[str] = OBJECTS) -> Fault:
-    """Return the emulator's fault for a key of `FAULTS`, in an org whose *objects* change."""
+    """Return the emulator's fault for *blow*, a key of `FAULTS`.
+
+    A fault that affects change events is set for one of *objects*, chosen at random.
+    """
     given = FAULTS[blow]
     if blow in CHANGE_FAULTS:
         given = {**given, "target": f"/data/{event_of(rng.choice(objects))}"}
@@ -270,7 +273,10 @@ class _Mirror:
         self._start(*DURING_THE_STORM)
 
     def finish(self) -> None:
-        """Run the mirror until it has caught up, refreshed formulas, swept and exited with 0."""
+        """Run the mirror for the last time, with a formula refresh and a sweep, until it exits.
+
+        Raise an error if it takes longer than `PATIENCE` seconds or fails.
+        """
         self.kill_if_running()
         self._start(*LAST_RUN)
         try:

@@ -1,4 +1,4 @@
-"""Read current tables with Spark, and with another reader that shares no code with it."""
+"""Read the mirror's tables with Spark, and with another reader that shares no code with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.faults.storm_org import Rows, plain
 
 
 def readers_of(spark: SparkSession, format_: str) -> dict[str, Callable[[Path], Rows]]:
-    """Return the functions that read tables of a format, by name of the reader."""
+    """Return functions that read the rows of a table in this format, keyed by reader name."""
 
     def by_spark(path: Path) -> Rows:
         return rows_of(spark.read.format(format_).load(str(path)).toArrow())

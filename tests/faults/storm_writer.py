@@ -149,7 +149,7 @@ class Writer(threading.Thread):
                 left -= _MOST
 
     def raise_goal(self, goal: int) -> None:
-        """Raise the total number of changes to make to *goal*."""
+        """Raise the goal to a total of *goal* changes, unless it is already higher."""
         with self._changed:
             self._goal = max(goal, self._goal)
             self._changed.notify_all()
@@ -177,14 +177,16 @@ class Writer(threading.Thread):
         self.step_of(kind)
 
     def step_of(self, kind: str) -> None:
-        """Make one request with a random change of one kind."""
+        """Make one request with a random change of the given kind."""
         name = self._rng.choice(list(self._fields))
         before = self.changes
         getattr(self, f"_do_{kind}")(name)
         self.made[kind] += self.changes - before
 
     def _wait_for_goal(self) -> bool:
-        """Wait, at the given pace, for a higher goal; return False when the run is over."""
+        """Pause, then wait until there are changes left to make; return False once the run has
+        ended.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._ending, timeout=self._pace)
             self._changed.wait_for(lambda: self._ending or self.changes < self._goal)

@@ -1,4 +1,4 @@
-"""The crash matrix of tables: kills ``sfpubsub tables`` at each moment of a step, and checks them.
+"""The crash matrix of tables: kills ``sfpubsub tables`` at many moments and checks the result.
 
 ``python -m tests.faults.tables_matrix FORMAT DIRECTORY --kills N --seed S`` extends a raw table
 between the kills. At the end, the tables must equal the result of `reference`, which decodes all
@@ -56,7 +56,7 @@ class Report:
 
 
 def cells(kills: int, rng: random.Random) -> list[Cell]:
-    """Return *kills* cells in random order, with all moments and victims equally often."""
+    """Return *kills* planned kills in random order, with all moments and victims equally often."""
     pairs = list(product(MOMENTS, WHO))
     rng.shuffle(pairs)
     return [Cell(moment, who, 1) for moment, who in islice(cycle(pairs), kills)]

@@ -39,7 +39,7 @@ _WITHIN = (0.05, 0.6)
 
 
 def install(moment: str, killer: Killer, table_format: str) -> None:
-    """Patch the package so that *killer* can kill at each *moment*."""
+    """Patch the package so that *killer* can kill at each occurrence of *moment*."""
     targets = importlib.import_module(f"sfpubsub.spark.tables.{table_format}_target")
     name = table_format.capitalize()
     target, table = getattr(targets, f"{name}Target"), getattr(targets, f"{name}TargetTable")

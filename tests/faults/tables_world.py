@@ -12,18 +12,24 @@ from tests.spark.tables.raw_world import ACCOUNT, ORDER, ORDER_2, Raw
 
 
 class World:
-    """A raw table in a directory, and its tables."""
+    """A raw table in a directory, and the tables created from it."""
 
     def __init__(self, spark: SparkSession, directory: Path, to_format: str) -> None:
         self.raw = Raw(spark, directory / "raw", to_format=to_format)
 
     def grow(self, number: int) -> None:
-        """Write a batch with two event types and two schema versions, and undecodable events."""
+        """Append a batch of two event types, including undecodable events, to the raw table.
+
+        If *number* modulo 3 is 2, one type has a newer schema.
+        """
         newer = ORDER_2 if number % 3 == 2 else ORDER
         self.raw.write((newer, 20, number % 2), (ACCOUNT, 10, 1))
 
     def read(self) -> Tables:
-        """Return each table's values by `ingest_seq`; duplicates are in a table of their own."""
+        """Return one value of each row by `ingest_seq`, for each table.
+
+        Rows with a repeated number are under a key of their own, such as ``_undecodable, twice``.
+        """
         tables: Tables = {}
         for name in (*FIELDS, "_undecodable"):
             try:

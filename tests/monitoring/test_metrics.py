@@ -108,8 +108,9 @@ def test_prometheus_text_of_all_metrics(filled_monitor):
 
 
 def test_counters_used_in_alerts_start_at_zero():
-    """Counters used in alerts are exported as 0 at first, since Prometheus sees no increase in a
-    counter that first appears with its first count."""
+    """Counters used in alerts are exported as 0 from the start, because Prometheus sees no increase
+    when a counter first appears with its first count.
+    """
     monitor = Monitor("test", clock=Clock())
     monitor.follow("topic", "T", Subscription())
     text = prometheus_text(monitor.registry.collect())
@@ -129,7 +130,7 @@ def test_prometheus_label_values_are_escaped():
 
 
 def test_samples_use_only_documented_labels(filled_monitor):
-    """Every label of a sample is among the labels that its metric declares and the page lists."""
+    """Every label of a sample is declared by its metric, and thus listed on the metrics page."""
     for sample in filled_monitor.registry.collect():
         assert {name for name, _ in sample.labels} <= set(sample.metric.labels), sample
 

@@ -143,7 +143,7 @@ def test_quiet_channel_of_the_streaming_api_is_healthy():
 
 
 def test_long_write_is_stuck_until_it_ends(world):
-    """A write that takes longer than 600 s is stuck.
+    """A write that takes longer than 600 s is reported as stuck until it ends.
 
     The loop that waits for it is not reported.
     """
@@ -161,7 +161,7 @@ def test_long_write_is_stuck_until_it_ends(world):
 
 
 def test_loop_without_iterations_is_stuck(world):
-    """A loop without an iteration for more than 600 s is stuck, even if no step is running.
+    """A loop is stuck after 600 s without an iteration, even if no write is running.
 
     A handler that never returns can cause this.
     """

@@ -34,8 +34,10 @@ def hanging():
 
 
 def test_stuck_step_logs_the_stacks_of_all_threads_once(hanging, caplog):
-    """The log names the blocked thread and function, but no argument values; a later stuck step is
-    logged again."""
+    """While a step is stuck, the blocked thread and function are logged once, without arguments.
+
+    If the step gets stuck again later, they are logged again.
+    """
     steps = Steps()
     steps.report_stuck({"write of orders": 600.0}, 600.0)
     assert caplog.records == []
@@ -65,8 +67,10 @@ def test_stuck_loop_is_logged(caplog):
 
 
 def test_monitor_counts_and_keeps_log_records_while_it_runs():
-    """The monitor counts warnings and errors, and keeps their first lines for the page; records of
-    lower levels, or from after its end, are ignored."""
+    """The monitor counts warnings and errors while it runs, and keeps the first line of each.
+
+    Records of lower levels, or logged after it has stopped, are ignored.
+    """
     looked = threading.Event()
     with Monitor("test", clock=Clock()) as monitor:
         monitor.on_update(looked.set)
@@ -83,8 +87,7 @@ def test_monitor_counts_and_keeps_log_records_while_it_runs():
 
 
 def test_failure_of_the_monitor_is_only_logged(caplog):
-    """An exception in the monitor's thread is logged, does not propagate, and is not a problem for
-    `/health`."""
+    """An exception in the monitor's thread is only logged, and `/health` reports no problem."""
 
     def breaks() -> None:
         raise ZeroDivisionError
@@ -96,7 +99,7 @@ def test_failure_of_the_monitor_is_only_logged(caplog):
 
 
 def test_latest_steps_are_kept_newest_first():
-    """Only as many finished steps are kept as the page displays, newest first."""
+    """Only as many finished steps are kept as the monitor's page displays, newest first."""
     steps = Steps()
     for number in range(SHOWN + 5):
         steps.ended(Done("write", NOW + number, 0.1, str(number)))

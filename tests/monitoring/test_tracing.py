@@ -39,8 +39,10 @@ def links_of(span) -> list[int]:
 
 
 def test_spans_link_from_response_to_commit(run_emulator, connect, traced):
-    """Each processing span links to the response it came from, and commit spans link to processing
-    spans; all of them have the attributes of OpenTelemetry's conventions."""
+    """Each processing span links to a receive span, and settle spans link to processing spans.
+
+    All of them have the attributes of OpenTelemetry's messaging conventions.
+    """
     provider, spans = traced
     emulator = run_emulator()
     emulator.publish(TOPIC, [ROW] * 3)

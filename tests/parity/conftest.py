@@ -98,7 +98,10 @@ def schema(org: Org) -> Any:
 
 @pytest.fixture
 def event(org: Org, schema: Any) -> Callable[..., Any]:
-    """Return a function that creates an event for the topic, with null or minimal values."""
+    """Return a function that creates an event for the topic.
+
+    Unless a payload is given, all fields except CreatedDate and CreatedById are null or minimal.
+    """
     parsed = json.loads(schema.schema_json)
     known = {"CreatedDate": int(time.time() * 1000), "CreatedById": org.user_id}
     values = {

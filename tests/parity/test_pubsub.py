@@ -24,8 +24,7 @@ def publish(org: Any, *events: Any) -> Any:
 
 
 def refused(suffix: str) -> tuple[str, str]:
-    """Return the status and code with which the emulator rejects a request, given the code's
-    suffix."""
+    """Return the expected status and error code of a rejection, given the code's suffix."""
     return FAILURES[suffix].status, suffix
 
 

@@ -42,7 +42,7 @@ def run(directory: Path, *command: str) -> str:
 
 
 def test_python_suite_from_the_page_passes(pytester):
-    """All tests of the page's Python suite pass without warnings."""
+    """All tests of the suite on the testing-python page pass without warnings."""
     (code,) = blocks(page("testing-python"), "python")
     pytester.makepyfile(test_page=code)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error")
@@ -51,7 +51,7 @@ def test_python_suite_from_the_page_passes(pytester):
 
 @pytest.mark.foreign
 def test_node_suite_from_the_page_passes(tmp_path):
-    """The page's Node.js suite passes with an emulator started by the page's helper."""
+    """The suite on the testing-node page passes with an emulator started by the page's helper."""
     node = tool("node")
     helper, suite = blocks(page("testing-node"), "js")
     (tmp_path / "emulator.mjs").write_text(helper)
@@ -61,7 +61,9 @@ def test_node_suite_from_the_page_passes(tmp_path):
 
 @pytest.mark.foreign
 def test_java_class_from_the_page_runs(tmp_path):
-    """The page's Java class needs no library, starts an emulator and publishes an event."""
+    """The class on the testing-java page needs no library, starts an emulator and publishes an
+    event.
+    """
     tool("javac")
     (code,) = blocks(page("testing-java"), "java")
     (tmp_path / "Emulator.java").write_text(code)

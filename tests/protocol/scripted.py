@@ -59,7 +59,11 @@ def keepalive(number: int, *, pending: int = 100) -> Response:
 
 
 def answer(request: CommitRequest | str, error: str | None = None, **fields: Any) -> Response:
-    """Return a commit response; by default, its position and pending count are stale."""
+    """Return a response to the commit *request*, or to the one with that id.
+
+    The commit is rejected if *error* is given. By default, the response's latest position and
+    pending count are stale.
+    """
     request_id = request if isinstance(request, str) else request.request_id
     replay_id = None if isinstance(request, str) else request.replay_id
     commit = CommitAnswer(
@@ -154,7 +158,9 @@ class Script:
         raise AssertionError(f"the timer spins in state {self.protocol.state}")
 
     def reopen(self, *, jitter: float = 0.5) -> OpenStream:
-        """Break the stream, wait until the next one is opened, and return that command."""
+        """Break the stream, wait until the client opens another one, and return the command that
+        does so.
+        """
         self.end(failure(), jitter=jitter)
         (opened,) = of(OpenStream, self.wait(TIMES.backoff_max, jitter=jitter))
         return opened

@@ -117,7 +117,7 @@ class Service:
 
     @property
     def backlog(self) -> list[int]:
-        """The next events to send on this call, limited by credit."""
+        """The next events to send on this call, up to the number still requested."""
         if not self.stream:
             return []
         first = bisect.bisect_right(self.log, self.cursor)
@@ -142,9 +142,9 @@ class Service:
         return True
 
     def answer(self) -> None:
-        """Respond to the waiting commits at random.
+        """Send the oldest pending commit response, send the newest for all of them, or lose all.
 
-        Send only the newest response on behalf of all, send only the oldest, or lose them all.
+        The choice is random.
         """
         how = self.chance.random()
         if how < 0.1:
@@ -185,5 +185,5 @@ class Service:
 
 
 def position(replay_id: ReplayId) -> int:
-    """Return the number of a position; the inverse of `rid`."""
+    """Return the position that a replay id created by `rid` stands for."""
     return int.from_bytes(bytes(replay_id)[4:], "big")

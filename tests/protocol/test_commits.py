@@ -250,7 +250,7 @@ def test_repeated_commit_is_retried_soon_after_a_timeout() -> None:
 
 def test_commit_is_repeated_only_if_the_stream_began_at_its_position() -> None:
     """On a new stream, the last confirmed position is committed again only if the stream began
-    there; otherwise, this could skip events.
+    there; otherwise, the commit could skip events.
     """
     commits = fresh()
     commits.answered(ok(sent(commits, 1)), 0.0)
@@ -335,8 +335,8 @@ def test_answer_with_any_error_is_a_rejection(error: str) -> None:
 
 
 def test_commit_is_not_repeated_after_an_ambiguous_stream_start() -> None:
-    """The last confirmed position is not committed again while a newer commit's outcome is unknown,
-    because the stream could have begun at either position.
+    """The last confirmed position is not committed again while the outcome of a newer commit is
+    unknown, because the service may be at either position.
     """
     commits = fresh()
     commits.answered(ok(sent(commits, 1)), 0.0)
@@ -354,8 +354,8 @@ def test_commit_is_not_repeated_after_an_ambiguous_stream_start() -> None:
 
 
 def test_commit_is_not_repeated_after_an_uncertain_stream_start() -> None:
-    """A commit is not repeated if it was confirmed only by a stream that began with an unknown
-    event: that event may be older than the commit.
+    """A commit is not repeated if its only confirmation is that a stream began with an event not
+    seen before: that event may be older than the commit.
     """
     commits = fresh()
     sent(commits, 1)

@@ -7,7 +7,7 @@ from tests.protocol.scripted import answer, events, keepalive, rid
 
 
 def test_empty_response_with_position_and_credit_is_a_keepalive() -> None:
-    """An empty response with pending credit is a keepalive, and provides its position."""
+    """An empty response with a position and pending credit is a keepalive at that position."""
     assert keepalive(3).keepalive == rid(3)
 
 
@@ -22,8 +22,9 @@ def test_commit_answer_is_not_a_keepalive() -> None:
 
 
 def test_response_without_pending_credit_is_not_a_keepalive() -> None:
-    """An empty response without pending credit is not a keepalive; the service sends those only
-    while events are requested."""
+    """An empty response without pending credit is not a keepalive, because the service sends
+    keepalives only while events are requested.
+    """
     assert Response((), rid(1), 0).keepalive is None
 
 

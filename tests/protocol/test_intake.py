@@ -63,7 +63,10 @@ def test_redelivered_events_are_dropped_and_counted() -> None:
 
 
 def test_duplicate_event_in_a_response_is_delivered_once() -> None:
-    """An event that a response contains twice is delivered once, and confirming it settles it."""
+    """An event that a response contains twice is delivered once.
+
+    Once it is confirmed, the ledger contains no trace of the duplicate.
+    """
     managed = Managed()
 
     (deliver,) = managed.intake.take_in(events(1, 1, 2))
@@ -110,7 +113,7 @@ def test_untracked_subscription_uses_no_ledger() -> None:
 
 
 def test_unacked_events_reduce_the_room() -> None:
-    """Events that are unread or unacked reduce the room for requests; an ack frees it again."""
+    """An unread or unacked event reduces the number that may be in flight, until it is acked."""
     managed = Managed(Limits(max_unacked=3))
     managed.intake.take_in(events(1, 2))
     assert managed.intake.unacked == 0, "not read yet"
@@ -124,7 +127,7 @@ def test_unacked_events_reduce_the_room() -> None:
 
 
 def test_redelivered_events_take_no_room_but_show_their_size() -> None:
-    """Redelivered events do not reduce the room, but they count towards the average event size."""
+    """Redelivered events are not counted as in flight, but affect the estimated event size."""
     managed = Managed(Limits(max_bytes=100, max_pending_count=4))
     managed.intake.take_in(events(1, 2, size=10))
     managed.new_stream()

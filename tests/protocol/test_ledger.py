@@ -8,8 +8,8 @@ from tests.protocol.scripted import event, rid
 
 
 def filled(*numbers: int) -> Ledger:
-    """Return a ledger on its first stream that contains event *n* with sequence number *n* for each
-    of *numbers*.
+    """Return a ledger, on its first stream, that contains ``event(n)`` with sequence number *n* for
+    each *n* in *numbers*.
     """
     ledger = Ledger()
     ledger.new_stream()
@@ -144,7 +144,7 @@ def test_event_acked_after_its_stream_waits_for_redelivery() -> None:
 
 
 def test_redelivery_does_not_replace_an_ack() -> None:
-    """A redelivered event that is unacked still holds back the acked events after it."""
+    """Redelivering an unacked event does not ack it, so the events after it are not committed."""
     ledger = filled(1, 2)
     ledger.ack(2, 2)
     ledger.new_stream()
@@ -181,9 +181,9 @@ def test_redelivery_needs_equal_id_and_position() -> None:
 
 
 def test_stream_may_begin_only_right_after_a_given_position() -> None:
-    """A stream begins right after a position only if its first event directly follows it.
+    """`begins_right_after` is true only if the stream's first event directly follows the position.
 
-    This holds for the start of the ledger and for an acked event.
+    The position may be the start of the ledger or that of an acked event.
     """
     ledger = filled(1, 2, 3)
     ledger.ack(1, 2)
@@ -229,8 +229,9 @@ def test_reused_position_is_a_separate_entry() -> None:
 
 
 def test_small_responses_share_runs() -> None:
-    """Events are grouped into runs of `FULL` entries, however few arrive at a time, and a run is
-    removed once all of it is confirmed.
+    """Events share runs of `FULL` entries even if they arrive one at a time.
+
+    A run is removed once all of its events are confirmed.
     """
     ledger = filled(*range(1, 2 * FULL + 2))
     assert len(ledger._runs) == 3

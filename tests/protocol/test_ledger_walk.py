@@ -89,7 +89,7 @@ class Walk:
         self.compare()
 
     def compare(self) -> None:
-        """Check that both ledgers agree, and that the tested one stays small."""
+        """Check that both ledgers agree, and that the tested ledger stays small."""
         ledger, facts = self.ledger, self.plain.facts()
         assert {name: getattr(ledger, name) for name in facts} == facts
         order = self.chance.randrange(self.plain.orders + 2)

@@ -101,8 +101,8 @@ def test_gap_if_a_stream_begins_elsewhere() -> None:
 
 
 def test_response_without_position_does_not_begin_a_stream() -> None:
-    """An empty response without a position reports no gap, and the first response with one is still
-    checked."""
+    """An empty response without a position is not checked for a gap; the first response that has a
+    position is."""
     managed = confirmed()
     managed.reopen()
 
@@ -151,7 +151,8 @@ def test_gap_if_the_previous_stream_received_nothing() -> None:
 def test_gap_if_the_previous_stream_received_only_a_keepalive() -> None:
     """After a stream that received only a keepalive, the next stream reports a gap.
 
-    The keepalive confirms no position if its commit was not sent or got no response.
+    The position in the keepalive is not confirmed if it was not committed, or if the commit got no
+    response.
     """
     managed = Managed()
     managed.take(keepalive(3))
@@ -242,7 +243,8 @@ def test_next_known_event_confirms_an_unanswered_commit() -> None:
 
 @pytest.mark.parametrize("first", [events(9), keepalive(9)])
 def test_gap_if_the_commit_of_all_events_was_not_answered(first: Response) -> None:
-    """If a stream begins after all events of an unanswered commit, a gap is reported.
+    """If the commit of all events got no response and the next stream begins after them, a gap is
+    reported.
 
     The commit stays unconfirmed, because the stream may have begun at LATEST.
     """

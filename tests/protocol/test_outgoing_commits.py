@@ -34,7 +34,8 @@ def positions(commands: list) -> list:
 
 
 def test_ack_commits_the_acked_prefix() -> None:
-    """Acks out of order commit only positions whose earlier events are all acked.
+    """If events are acked out of order, only positions whose earlier events are all acked are
+    committed.
 
     The newest such position waits while another commit is in flight.
     """
@@ -128,7 +129,7 @@ def test_events_in_a_commit_answer_are_delivered() -> None:
 
 
 def test_commit_returns_the_receipt() -> None:
-    """`commit` is settled with the receipt of its own position, not of an earlier one in flight."""
+    """`commit` returns the receipt of its own position, not of an earlier one in flight."""
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -143,7 +144,7 @@ def test_commit_returns_the_receipt() -> None:
 
 
 def test_commit_with_nothing_new_returns_the_last_receipt() -> None:
-    """With nothing new to commit, `commit` is settled at once with the last receipt."""
+    """With nothing new to commit, `commit` returns the last receipt at once."""
     script = streaming()
     ticket, commands = script.commit()
 
@@ -165,9 +166,7 @@ def test_commit_does_not_wait_for_a_keepalive() -> None:
 
 
 def test_first_commit_may_be_a_keepalive() -> None:
-    """If no commit has been confirmed yet, `commit` waits for that of a keepalive's position and
-    returns its receipt.
-    """
+    """If only a keepalive's position is being committed, `commit` returns the receipt for it."""
     script = Script()
     script.start()
     (request,) = commits(script.respond(keepalive(1)))
@@ -307,7 +306,7 @@ def test_subscription_ends_if_commits_stay_unanswered() -> None:
 
 
 def test_one_answer_may_confirm_several_commits() -> None:
-    """If a commit times out, the confirmation of a newer one settles the callers of both."""
+    """If a commit times out, the confirmation of a newer one completes both `commit` calls."""
     script = streaming()
     script.read(events(2, 3))
     script.ack(2)
@@ -337,7 +336,7 @@ def test_late_commit_answer_counts() -> None:
 def test_idle_stream_repeats_its_last_commit() -> None:
     """If a slow handler acks nothing for half an hour, the last commit is repeated once.
 
-    The service closes a managed stream without a commit for 1,800 s.
+    Otherwise, the service would close the stream after 1,800 s without a commit.
     """
     script = streaming()
     script.read(events(2))  # not acked by a slow handler
@@ -367,9 +366,9 @@ def test_keepalives_during_a_commit_are_merged() -> None:
 
 
 def test_commit_call_survives_a_reconnect() -> None:
-    """After a reconnect, the acked event is redelivered and its position committed again.
+    """After a reconnect, the acked event is redelivered and its position is committed again.
 
-    This settles the waiting caller.
+    The waiting `commit` call then gets its receipt.
     """
     script = streaming()
     script.read(events(2))

@@ -89,8 +89,11 @@ def test_one_event_is_requested_to_keep_a_full_stream_open() -> None:
 
 
 def test_commit_answers_do_not_delay_the_single_credit() -> None:
-    """A commit and its answer do not restart the 50 s after which one event is requested to keep a
-    full stream open, since the service may not count them as activity."""
+    """After 50 s, one event is requested to keep a full stream open.
+
+    A commit and the response to it do not restart this time, since the service may not count them
+    as activity.
+    """
     script = streaming(limits=Limits(max_pending_count=40))
     script.respond(events(2, pending=99))
     script.respond(events(*range(3, 102), pending=0))

@@ -314,7 +314,7 @@ def test_events_are_reencoded_after_a_schema_change():
 
 
 def test_unordered_events_do_not_wait_for_reencoding():
-    """While an event is being reencoded, others are sent, unless order is required."""
+    """If order is not required, other events are sent while one is being reencoded."""
     protocol = make()
     submit(protocol, 2)
     out = protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -427,7 +427,7 @@ def test_sign_in_is_not_retried_without_pending_events():
 
 
 def test_idle_time_does_not_count_as_rejected_sessions():
-    """Sessions that are rejected long after each other do not close the publisher.
+    """Rejected sessions that are far apart in time do not close the publisher.
 
     This holds even if the pending event expires before its session is rejected.
     """
@@ -676,7 +676,7 @@ class Publishing(RuleBasedStateMachine):
     def results_match_the_bus(self) -> None:
         """Every event with a successful result was published.
 
-        Any other event was rejected, unless it can be retried or the schema changed.
+        Until the schema changes, any other event was rejected or can be retried.
         """
         for ticket, result in self.told.items():
             name = self.given[ticket - 1]
@@ -748,7 +748,9 @@ class Publishing(RuleBasedStateMachine):
 
 
 class InOrder(Publishing):
-    """The same random walk with an ordered publisher, which has one request in flight."""
+    """The random walk of `Publishing` with an ordered publisher, which has at most one request in
+    flight.
+    """
 
     ordered = True
 

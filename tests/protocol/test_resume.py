@@ -53,7 +53,10 @@ def test_rejected_position_is_a_gap_with_the_error_code() -> None:
 
 
 def test_rejected_position_resumes_at_the_fallback() -> None:
-    """The subscription resumes at the fallback, and another drop reports no second gap."""
+    """After a rejected position, the subscription resumes at the fallback.
+
+    If the stream then drops, no second gap is reported.
+    """
     resume = Resume(NAME, StartPosition.after(rid(7)), LATEST)
     _, go_on = resume.rejected(None, None)
 

@@ -83,8 +83,10 @@ def test_access_denied_after_a_response_is_temporary() -> None:
 
 
 def reject_sessions(judge: Retries, now: float, until: float) -> tuple[float, int]:
-    """Reject every renewed session until the time *until*, or until `Retries` gives up; return the
-    time of the last rejection and the number of renewals.
+    """Reject the session after each renewal, until the time *until* or until *judge* gives up.
+
+    Returns:
+        The time of the last rejection, and the number of renewals.
     """
     count = 0
     expired = failure(FailureKind.REAUTHENTICATE, SessionExpiredError("expired"))
@@ -99,8 +101,11 @@ def reject_sessions(judge: Retries, now: float, until: float) -> tuple[float, in
 
 
 def test_rejected_sessions_are_fatal_after_their_time_limit() -> None:
-    """Sessions rejected throughout `session_budget` end in a retryable error with the RPC id of the
-    last rejection, after only a few sign-ins."""
+    """If sessions are rejected for as long as `session_budget`, the subscription ends after only a
+    few sign-ins.
+
+    The error is retryable and has the RPC id of the last rejection.
+    """
     judge = retries()
     now, count = reject_sessions(judge, 100.0, 100.0 + TIMES.session_budget)
     assert now >= 100.0 + TIMES.session_budget
@@ -166,9 +171,8 @@ def test_connection_timeout_starts_at_the_first_failure() -> None:
 
 
 def test_held_slot_does_not_count_as_connection_failure() -> None:
-    """If a stream is rejected because another client holds the managed subscription's slot, the
-    service can be reached, so the connection timeout stops.
-    """
+    """A rejection because another client holds the managed subscription's slot stops the connection
+    timeout, since it shows that the service can be reached."""
     judge = retries(connection_timeout=30.0)
     judge.broken(BROKEN, 100.0, 0.5)
     judge.judge(failure(FailureKind.SLOT_HELD), 110.0, 0.5)

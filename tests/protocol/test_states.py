@@ -48,7 +48,7 @@ def test_every_pair_is_in_the_table_or_raises(state: State, signal: Signal) -> N
 
 
 def test_every_state_has_a_row() -> None:
-    """The table has a row for each state."""
+    """The table of transitions has a row for each state."""
     assert set(TRANSITIONS) == set(State)
 
 

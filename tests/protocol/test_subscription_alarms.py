@@ -79,7 +79,7 @@ def test_zero_timings_do_not_loop_forever() -> None:
 
 
 def test_alarms_of_a_stream_end_with_it() -> None:
-    """Ending a stream drops its alarms, so that only the reopening is due."""
+    """After a stream has ended, its alarms are dropped, and only the reopening has a deadline."""
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -99,7 +99,8 @@ def test_no_deadline_while_the_session_is_renewed() -> None:
 def test_earliest_alarm_is_the_deadline() -> None:
     """The deadline is that of the earliest alarm.
 
-    This is a commit's timeout of 30 s, and once the commit is confirmed, 300 s without a message.
+    With a commit in flight, that is its timeout of 30 s; afterwards, the limit of 300 s without a
+    message.
     """
     script = streaming()
     script.read(events(2))

@@ -167,7 +167,7 @@ def test_drain_before_the_start_finishes() -> None:
 
 
 def broken(why: Failure | None = None) -> Script:
-    """Return the script of a failed stream, with two events acked but not committed."""
+    """Return a Script whose stream has failed, with two events acked but not committed."""
     script = streaming()
     script.read(events(2, 3))
     script.ack(2, 3)
@@ -176,7 +176,7 @@ def broken(why: Failure | None = None) -> Script:
 
 
 def paused() -> Script:
-    """Return a script with two acked events and one commit in flight, whose stream was closed to
+    """Return a Script with two acked events and one commit in flight, whose stream was closed to
     limit memory.
     """
     script = streaming(limits=Limits(max_bytes=10))
@@ -203,8 +203,9 @@ def test_drain_without_a_stream_opens_one_to_commit(make: Callable[[], Script]) 
 
 
 def test_drain_waits_for_a_session_to_commit() -> None:
-    """Draining while a session is being renewed waits for it, opens a stream, and commits what is
-    acked."""
+    """If the session is being renewed, draining waits for the renewal, opens a stream, and commits
+    what is acked.
+    """
     script = broken(failure(FailureKind.REAUTHENTICATE))
     assert script.drain() == [Discard()]
     assert script.protocol.state is State.SAVING
@@ -352,8 +353,9 @@ def test_second_drain_does_nothing() -> None:
 
 
 def test_abort_ends_at_once() -> None:
-    """An abort cancels the stream, drops unread batches, fails waiting callers with `CommitError`,
-    and ends the subscription. A second one does nothing."""
+    """An abort cancels the stream, drops unread batches, raises `CommitError` in callers that wait
+    for a commit, and ends the subscription. A second abort does nothing.
+    """
     script = streaming()
     script.read(events(2))
     script.respond(events(3))

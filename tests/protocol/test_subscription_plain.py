@@ -57,8 +57,9 @@ def test_reconnect_resumes_after_a_keepalive() -> None:
 
 
 def test_drop_before_a_position_at_latest_is_reported_once() -> None:
-    """If a stream from LATEST drops before its first position, it is reopened at LATEST, and only
-    the first drop reports a gap."""
+    """If a stream from LATEST drops before it has received a position, it is reopened at LATEST,
+    and only the first such drop reports a gap.
+    """
     script = Script(LATEST)
     script.start()
 

@@ -339,7 +339,9 @@ def test_second_start_raises() -> None:
 
 
 def test_driver_crash_ends_the_subscription_once() -> None:
-    """A driver crash ends the subscription with that error; a second report is ignored."""
+    """A crash of the code that drives the protocol ends the subscription with the crash's error; a
+    second report is ignored.
+    """
     script = streaming()
     error = ReplayIdRejectedError("any")
     script._did(script.protocol.crashed(error))

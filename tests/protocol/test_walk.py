@@ -1,18 +1,18 @@
 """Random walks of the protocol against a model of the service, with checks after each step.
 
-The service delivers events, answers commits late, together, with errors or not at all, and
+The service delivers events, responds to commits late, together, with errors or not at all, and
 redelivers after a reconnect; calls fail with or without their requests being executed. The
 application acks in any order, crashes and drains. Besides the assertions of the model, these rules
 are checked:
 
 - Events are delivered in order, none twice and none skipped, unless a gap is reported.
 - No position is committed or stored before all events delivered up to it are acked.
-- A subscription that waits for something has a deadline, and its timer is never due forever.
+- A subscription that waits for something has a deadline, and its timer does not stay due.
 - If a managed subscription that starts at LATEST loses events before its first commit, it
   reports a gap.
 - Rejected commits never end a subscription, since they are temporary here.
 - Every caller of commit() is settled exactly once.
-- Waiting and requested events together stay near the limit of bytes.
+- The total size of waiting and requested events stays near the byte limit.
 
 The seed is printed if a walk fails; the environment variable ``SFPUBSUB_WALK_SEED`` sets another
 one.
@@ -88,7 +88,7 @@ class Walk:
     # Actions and checks of one process.
 
     def crash(self) -> None:
-        """Kill the process, and start a new one from what is durable."""
+        """Kill the process, and start a new one from the durable state."""
         self.counts["processes"] += 1
         self.service.close(carry_out=self.chance.random() < 0.5)
         start = None
@@ -179,7 +179,9 @@ class Walk:
             assert self.queue or self.protocol.deadline() is not None, "paused forever"
 
     def open(self, command: OpenStream) -> None:
-        """Open a call at the service, and update the index of the next event that is due."""
+        """Open a call at the service, and update `frontier`, the index of the next event to
+        deliver.
+        """
         start = command.start
         self.reject = (
             start is not None and start.replay_id is not None and self.chance.random() < 0.03
@@ -232,7 +234,7 @@ class Walk:
         return log.index(number)
 
     def check_done(self, until: int) -> None:
-        """Check that all events up to a position are delivered and acked."""
+        """Check that every event up to the position *until* has been delivered and acked."""
         late = [number for number in self.open_positions if number <= until]
         assert not late, f"position {until} skips unacked {late[:5]}"
         rest = self.service.log[self.frontier : self.frontier + 1]
@@ -256,7 +258,7 @@ class Walk:
             self.service.publish(self.chance.choice((1, 2, 5, 60)))
 
     def serve(self) -> None:
-        """Let the service handle a request, answer a commit, or send events."""
+        """Let the service handle a request, respond to a commit, or deliver events."""
         service = self.service
         if service.inbox:
             before = service.committed
@@ -306,7 +308,7 @@ class Walk:
             self.execute(commands)
 
     def store(self) -> None:
-        """Store the position that is available for storing, if any."""
+        """Check and store the position that the protocol offers for storage, if any."""
         found = self.protocol.storable() if self.kind == "stored" else None
         if found is not None:
             self.check_done(position(found))
@@ -335,7 +337,9 @@ class Walk:
         self.service.outbox.clear()
 
     def external_step(self) -> None:
-        """Let the service reject the start position, or finish a sign-in, successfully or not."""
+        """Let a planned rejection of the start position happen, or else finish a pending sign-in,
+        which may fail.
+        """
         if self.reject and self.service.stream:
             self.reject = False
             stream = self.service.stream
@@ -385,7 +389,7 @@ class Walk:
             service.answer()
 
     def crash_or_drain(self) -> None:
-        """Drain, abort or kill the process."""
+        """Drain or abort the subscription, or kill the process."""
         if self.chance.random() < 0.5:
             self.execute(self.protocol.drain(self.now))
         elif self.chance.random() < 0.5:
@@ -420,7 +424,10 @@ class Walk:
         self.settle()
 
     def settle(self) -> None:
-        """Check that without further failures every event is delivered and committed."""
+        """Let everything finish without further failures, and check that every event was delivered.
+
+        For a managed subscription, the last event must be committed too.
+        """
         self.service.most_refusals = 0.0
         if self.protocol.state in {State.SAVING, State.DRAINING, State.CLOSING, State.CLOSED}:
             self.crash()

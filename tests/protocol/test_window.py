@@ -77,7 +77,8 @@ def test_commit_answer_without_pending_count_is_not_starving() -> None:
 
 
 def test_lost_credit_is_detected_by_the_reserve() -> None:
-    """If credit was lost, the response to the reserve corrects the number of outstanding events."""
+    """If credit was lost, the response to the reserve (a request for one event that keeps the
+    stream open) corrects the number of outstanding events."""
     window = opened()
     window.received(40, 0)
     assert window.grant(100, 100) == 0
@@ -92,7 +93,7 @@ def test_lost_credit_is_detected_by_the_reserve() -> None:
 def test_request_in_transit_is_not_lost_credit() -> None:
     """A pending count of 0 that was sent before the last request arrived does not mean lost credit.
 
-    The response to the reserve includes that request, so its events still count as outstanding.
+    The next pending count includes that request, so its events still count as outstanding.
     """
     window = opened()
     window.received(51, 49)
@@ -122,9 +123,8 @@ def test_pending_count_is_ignored_after_a_grant() -> None:
 
 
 def test_reserve_keeps_the_count_within_the_window() -> None:
-    """If nothing is pending while 100 events count as outstanding, requesting the reserve leaves
-    the count at 100.
-    """
+    """The reserve, a request for one event that keeps the stream open, leaves the count of
+    outstanding events at 100, even though the service reports none as pending."""
     window = opened()
     window.received(0, 0)
     assert window.starving
@@ -155,8 +155,8 @@ def test_slow_reader_does_not_cause_a_request_per_event() -> None:
 
 
 def test_shrinking_room_delays_further_requests() -> None:
-    """If the room shrinks below the outstanding events, nothing is requested until enough of them
-    have arrived."""
+    """If the room shrinks below the number of outstanding events, nothing is requested until enough
+    of them have arrived."""
     window = opened(100)
     assert window.grant(20, 20) == 0
     window.received(80, 20)
@@ -186,7 +186,10 @@ def test_outstanding_events_stay_between_1_and_100(
 
 @given(outstanding=st.integers(1, 100), room=st.integers(0, 200))
 def test_ample_credit_prevents_requests_for_any_room(outstanding: int, room: int) -> None:
-    """If `ample` is true, no amount of room causes a request; otherwise, a room of 100 does."""
+    """While `Window.ample` is true, nothing is requested, however much room there is.
+
+    While it is false, events are requested if there is room for 100.
+    """
     window = opened(outstanding)
     if window.ample:
         assert window.grant(room, room) == 0

@@ -1,4 +1,4 @@
-"""Helpers for the tests of reading: readers, expiring sessions, and a failing proxy."""
+"""Helpers for the tests of REST reading: readers, expiring sessions, and a failing proxy."""
 
 from __future__ import annotations
 

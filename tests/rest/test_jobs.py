@@ -61,7 +61,7 @@ def file():
 
 @pytest.fixture(scope="module")
 def job(org):
-    """A complete job of all orders, which no test may delete."""
+    """A completed query job for all orders, shared by the tests; no test may delete it."""
     return completed_job(reader_of(org))
 
 
@@ -160,8 +160,7 @@ def test_special_characters_in_values_are_preserved(org, file):
 
 
 def test_deleted_records_are_read_only_with_all_rows(org, file):
-    """A deleted record is in the result only if the job has `all_rows`, with IsDeleted set to
-    true."""
+    """A deleted record is read, with IsDeleted set to true, only if the job has `all_rows`."""
     reader, user = reader_of(org), org.accounts.holder("")
     gone = org.records.create("Opportunity", {"Name": "gone", "StageName": "Prospecting",
         "CloseDate": "2026-01-01"}, user)  # fmt: skip

@@ -141,7 +141,7 @@ def test_a_session_that_expires_between_pages_is_renewed(org):
 
 
 def test_reading_a_query_that_the_org_closed_raises(reader):
-    """When an eleventh query is opened, the org closes the first; reading on in that one raises.
+    """Opening an eleventh query closes the first, and reading the rest of the first one raises.
 
     The error says to start the query again; the eleventh query can still be read.
     """

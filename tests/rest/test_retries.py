@@ -37,9 +37,10 @@ def refused(status, code, message="said the org", **headers):
 
 @pytest.fixture
 def after(told):
-    """Return a function that starts an org which sends the given replies, then valid limits.
+    """Return a function that starts an org with scripted replies.
 
-    The function returns the host, a reader, and a list of the delays, in seconds, before retries.
+    The org sends the given replies, then valid limits responses. The function returns the host, a
+    reader, and a list of the delays, in seconds, before retries.
     """
 
     def make(*replies, **arguments):
@@ -242,7 +243,7 @@ def describe(**changes):
     ],
 )
 def test_malformed_describes_are_rejected(told, changes, words):
-    """A describe with an invalid member raises a protocol error that names the member."""
+    """A describe response with an invalid member raises a protocol error that names the member."""
     _, reader = told(lambda request: Reply(200, describe(**changes)))
     with pytest.raises(RemoteProtocolError, match=words):
         reader.describe("Opportunity")

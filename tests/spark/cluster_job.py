@@ -60,7 +60,9 @@ def main() -> None:
 
 
 def probe(_row: object) -> str:
-    """Return whether an executor can import grpc, and how many SFPUBSUB_ variables it has."""
+    """Return whether an executor can import grpc, and its number of SFPUBSUB_ environment
+    variables.
+    """
     import os
 
     try:

@@ -44,8 +44,9 @@ def jobs_begun(spark: SparkSession) -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_java() -> Iterator[None]:
-    """Set the Java options for tests in the environment, for the session and for started
-    commands.
+    """Set the Java options for tests as environment variables.
+
+    They apply to the Spark session and to the commands that tests start.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in java.environment().items():
@@ -83,7 +84,7 @@ def spark(lake: Path, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
 
 @pytest.fixture(autouse=True)
 def _active(request: pytest.FixtureRequest) -> None:
-    """Make the session active before each test, because another test may have changed that."""
+    """Activate the session before each test that uses it; other tests may activate another."""
     if "spark" in request.fixturenames:
         session = request.getfixturevalue("spark")
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)

@@ -95,10 +95,10 @@ class ObjectStore:
 
 
 def _jars() -> dict[str, str]:
-    """Return the Spark setting that provides the jars.
+    """Return the Spark setting that provides the jars of `PACKAGES`.
 
-    Jars that are already downloaded go on the class path, because Spark would copy these large
-    files with any other setting.
+    Jars that are already downloaded go on the class path, because any other setting would make
+    Spark copy these large files.
     """
     jars = private_directory() / "ivy" / "jars"
     wanted = [_file(jars, package) for package in PACKAGES]
@@ -117,7 +117,7 @@ def _file(jars: Path, package: str) -> Path:
 
 @contextmanager
 def object_store(directory: Path) -> Iterator[ObjectStore]:
-    """Run an object store within the block; its contents are lost at the end."""
+    """Run an object store for the duration of a `with` block; its contents are then lost."""
     log = directory / "server.log"
     with log.open("w") as output:
         server = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Create event batches like those of the client."""
+"""Sample event batches, like those that the client delivers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def batch_of(
     received_at: float = NOW,
     ack: Callable[[int, int], None] = lambda first, last: None,
 ) -> EventBatch:
-    """Return a batch with the given events, or with the events of the given numbers."""
+    """Return a batch with *events*, given as raw events or as a range of event numbers."""
     raw = tuple(e if isinstance(e, RawEvent) else raw_event(e) for e in events)
     return EventBatch(
         subscription=topic or MANAGED,

@@ -55,7 +55,7 @@ class World:
         return self.emulator.publish(TOPIC, orders(count, first))
 
     def reader(self) -> Reader:
-        """Return a new reader, like a new process of the source."""
+        """Return a new reader, which stands for a new Spark process."""
         reader = Reader(self.options)
         reader.emulator, reader.session = self.emulator, self.session
         self.readers.append(reader)
@@ -69,7 +69,7 @@ class World:
 def next_end(reader: Reader, start: dict, seq: int | None = None) -> dict:
     """Wait until the reader's end offset differs from *start*, and return it.
 
-    If *seq* is given, wait until the end offset contains that number.
+    If *seq* is given, also wait until the offset's ``seq`` equals it.
     """
 
     def moved() -> dict | None:

@@ -16,7 +16,10 @@ from tests.pages import blocks, page
 
 
 def test_the_program_in_the_documentation_runs(spark, run_emulator, tmp_path, monkeypatch):
-    """Its endless loop writes all published events; the test ends it once there are rows."""
+    """The last program on the Spark page writes all published events.
+
+    It loops forever, so the test ends it once there are rows.
+    """
     *_, code = blocks(page("spark"), "python")
     table = tmp_path / "orders"
     code = code.replace("/data/orders", str(table))

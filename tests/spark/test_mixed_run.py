@@ -1,6 +1,6 @@
-"""A single run with everything that can happen to a stream; counts what each table contains.
+"""A single run with every kind of disruption, after which the rows of each table are counted.
 
-The stream has duplicates under new replay ids, an org move, change events without an id,
+The streams contain duplicates under new replay ids, an org move, change events without an id,
 undecodable payloads and a schema change; even so, nothing is lost or stored twice.
 """
 

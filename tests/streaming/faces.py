@@ -23,7 +23,7 @@ def session_of(emulator: Any) -> Session:
 
 
 class Current:
-    """Supplies the emulator's newest token; creates a new one if the last was refused."""
+    """A session provider with the emulator's newest token, or a new one if that was refused."""
 
     def __init__(self, emulator: Any) -> None:
         self.emulator = emulator
@@ -69,7 +69,7 @@ class SyncFace:
         return [message.replay_id for message in self.collect(count)]
 
     def rest(self) -> list[int | None]:
-        """Return the replay ids of all messages up to a pause of 0.05 s."""
+        """Return the replay ids of the messages that arrive before a pause of 0.05 s."""
         found = []
         while (message := self.receive(0.05)) is not None:
             found.append(message.replay_id)

@@ -132,9 +132,10 @@ class Script:
         return self.tick(partial(self.protocol.handle_outcome, self.flying.pop(lane), outcome))
 
     def confirm(self, lane: Lane, *others: Any, **more: Any) -> list[Command]:
-        """Confirm every message of the request that is open on *lane*.
+        """Confirm every message of the request in flight on *lane*.
 
-        The response begins with *others*; *more* is added to each confirmation.
+        The response consists of the messages *others* and the confirmations, each with the fields
+        *more*.
         """
         replies = []
         for message in self.messages(lane):
@@ -145,7 +146,10 @@ class Script:
         return self.answer(lane, *others, *replies)
 
     def refuse(self, lane: Lane, error: str = "", reconnect: str | None = None, reason: str = ""):
-        """Refuse every message of the request that is open on *lane*."""
+        """Refuse every message of the request in flight on *lane* with *error*.
+
+        *reconnect* is the advised next step, and *reason* the failureReason; both are optional.
+        """
         replies = []
         for message in self.messages(lane):
             reply = {"channel": message["channel"], "id": message["id"], "successful": False}
@@ -158,8 +162,8 @@ class Script:
         return self.answer(lane, *replies)
 
     def connected(self, *names: str, start: int = -1) -> Script:
-        """Open the client and subscribe to the channels *names* from *start*; the server confirms
-        it all.
+        """Open the client, subscribe to the channels *names* from position *start*, and confirm
+        every request.
         """
         self.open()
         self.confirm(Lane.ASK)
@@ -218,11 +222,11 @@ class Script:
 
     @property
     def renewals(self) -> int:
-        """Number of different sessions that the protocol has asked to have replaced."""
+        """Number of distinct sessions for which the protocol has requested a replacement."""
         return len({command.refused for command in self.of(Send)} - {None})
 
     def outcome(self, waiter: object) -> Any:
-        """Return the error of a call, "done", or None while it waits."""
+        """Return the error of *waiter*'s call, "done" if it succeeded, or None while it waits."""
         call = self.calls[waiter]
         return (call.error or "done") if call.is_done else None
 

@@ -402,8 +402,9 @@ def test_open_reports_why_it_failed(face, emulator):
 
 
 def test_a_refused_channel_raises_the_matching_error(face, emulator):
-    """A channel that is missing, restricted, or subscribed with another filter raises its own
-    error. The server refuses the first two, and the client the third.
+    """Subscribing to a missing or a restricted channel raises the error for that reason.
+
+    The server refuses these; the client itself refuses a second subscription with another filter.
     """
     client = face(emulator)
     with pytest.raises(TopicNotFoundError, match="does not exist"):

@@ -26,7 +26,10 @@ PAGES = [page("streaming"), page("migrating-from-aiosfstream")]
     ],
 )
 def test_a_python_example_runs(code, emulator, monkeypatch, tmp_path):
-    """Every Python block of the pages runs unchanged until it prints something other than None."""
+    """Each Python example on the streaming pages runs unchanged until it prints a value.
+
+    Printing None fails the test.
+    """
     point_at(emulator, monkeypatch)
     monkeypatch.chdir(tmp_path)
     emulator.publish_streaming(TOPIC, records("Ada", "Bob"))

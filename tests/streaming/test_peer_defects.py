@@ -177,7 +177,7 @@ def test_m10_new_advice_is_merged_with_earlier_advice():
 
 
 def test_m11_every_channel_has_its_own_fallback():
-    """A channel's fallback still works after another channel was subscribed.
+    """A channel's fallback still works after the client has subscribed to another channel.
 
     In the peer, the first successful subscribe uses up the only fallback.
     """

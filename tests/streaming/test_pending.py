@@ -71,7 +71,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 8), anew=st.booleans())
     def iterate(self, count, anew):
-        """Take up to `count` items from a new iteration, or from the previous one unless `anew`.
+        """Take up to *count* items from a new iteration if *anew*, otherwise from the previous one.
 
         The previous one must continue correctly even if `receive` has taken messages since.
         """
@@ -134,8 +134,8 @@ class Interrupted(Pending):
 
 @pytest.mark.parametrize("before", [2, 3])
 def test_room_is_reported_again_after_a_concurrent_append(before):
-    """If another thread refills the queue just as room is reported, room is reported again after
-    later takes.
+    """If another thread refills the queue just as room is reported, room is reported again once
+    more items are taken.
     """
     pending, told = Interrupted(itertools.count(1), 2), []
     pending.on_room = lambda: told.append(len(pending))

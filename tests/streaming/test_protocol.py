@@ -1,7 +1,7 @@
 """Tests of the streaming protocol's core: requests, deliveries, and the reaction to each failure.
 
-A Script plays the server, without I/O or a clock. ASK is the lane (connection) for all requests but
-the polls, and POLL the one for the held /meta/connect.
+A Script plays the server, without I/O or a clock. ASK and POLL are its two lanes (connections):
+POLL for the held /meta/connect, ASK for all other requests.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def test_two_filters_on_one_channel_are_rejected():
 def test_a_channel_is_subscribed_once():
     """Repeating a completed subscribe sends nothing and succeeds.
 
-    A subscribe with another position, or one while the first is in flight, raises.
+    Subscribing with another position, or while the first subscribe is in flight, raises.
     """
     script = Script().connected(TOPIC)
     count = len(script.sent)
@@ -292,8 +292,8 @@ def test_subscribes_are_split_into_requests_below_the_size_limit():
 
 
 def test_events_that_overtake_a_subscribe_reply_wait_for_it():
-    """Events that a poll brings before the reply to their subscribe are queued after the reply's
-    older events.
+    """Events that a poll returns before the reply to a subscribe are queued after the older events
+    in that reply.
     """
     script = Script().connected()
     script.subscribe(TOPIC, -2)
@@ -306,9 +306,9 @@ def test_events_that_overtake_a_subscribe_reply_wait_for_it():
 
 
 def test_events_that_overtook_a_lost_subscribe_reply_are_replayed():
-    """If a subscribe's reply is lost, events that arrived before it are dropped and replayed.
+    """If the reply to a subscribe is lost, events that arrived before it are dropped and replayed.
 
-    The reply may have contained older events.
+    The lost reply may have contained older events, which must come first.
     """
     script = Script().connected()
     script.subscribe(TOPIC, -2)
@@ -322,7 +322,7 @@ def test_events_that_overtook_a_lost_subscribe_reply_are_replayed():
 
 
 def test_polling_continues_after_an_abandoned_subscribe_is_refused():
-    """If a subscribe is abandoned and then refused, polling continues.
+    """If an interrupted caller's subscribe is refused, polling continues.
 
     Events of its channel that arrived before the reply are dropped.
     """
@@ -384,8 +384,8 @@ def test_an_unsubscribe_waits_for_the_servers_reply():
 
 
 def test_an_event_that_arrives_after_an_unsubscribe_is_delivered():
-    """An event that arrives after the unsubscribe is delivered under the name that was subscribed,
-    including its filter.
+    """An event that arrives after an unsubscribe is delivered under the subscription's name,
+    including the filter.
     """
     name = f"{TOPIC}?Name='a'"
     script = Script().connected(name)
@@ -423,7 +423,7 @@ def channels_of_last_request(script: Script) -> list[str]:
 
 @pytest.mark.parametrize("answer", ["yes", "no", "lost"])
 def test_unsubscribing_while_the_resubscribe_is_in_flight(answer):
-    """An unsubscribe takes effect whether the resubscribe succeeds, is refused or fails.
+    """An unsubscribe succeeds even if a resubscribe in flight is refused or gets no reply.
 
     If the resubscribe succeeds, an unsubscribe request is sent afterwards.
     """
@@ -448,7 +448,7 @@ def test_unsubscribing_while_the_resubscribe_is_in_flight(answer):
 
 
 def test_a_subscribe_confirmed_after_its_timeout_is_unsubscribed():
-    """If the server confirms a subscribe after its caller was told that it failed, it is
+    """If the server confirms a subscribe after its caller was told that it failed, the channel is
     unsubscribed.
     """
     script = Script(connection_timeout=5.0).connected(TOPIC)
@@ -464,7 +464,10 @@ def test_a_subscribe_confirmed_after_its_timeout_is_unsubscribed():
 
 
 def test_a_subscribe_can_be_retried_after_its_timeout():
-    """Once the first subscribe has been answered, the retry is sent with its own start position."""
+    """If a subscribe has timed out, a retry is sent with its own start position.
+
+    It is sent once the response to the first subscribe has arrived.
+    """
     script = Script(connection_timeout=5.0).connected(TOPIC)
     script.refuse(POLL, "500::oops", "retry")
     script.subscribe(OTHER)
@@ -731,7 +734,7 @@ def test_an_invalid_answer_to_a_cancelled_request_is_ignored():
 
 
 def test_a_sign_in_may_take_longer_than_a_request():
-    """The request timeout of the handshake begins only after the time allowed for the sign-in."""
+    """A handshake fails only after the time allowed for the sign-in plus the request timeout."""
     script = Script()
     script.open()
     assert script.flying[ASK].timeout == Pace().request
@@ -861,8 +864,8 @@ def test_a_handshake_denied_by_a_limit_is_retried():
 
 
 def test_a_revoked_token_is_renewed_once():
-    """After a revoked token is renewed, all channels resume; a refusal right after it
-    is an error.
+    """After a revoked token is renewed, all channels resume; a refusal right after the renewal is
+    an error.
     """
     script = Script().connected(TOPIC)
     script.confirm(POLL, event(5))
@@ -898,7 +901,7 @@ def test_a_token_that_worked_is_renewed_again(use):
 
 
 def test_a_subscribe_refused_for_its_token_renews_the_token():
-    """A subscribe refused because of the token is repeated with a new token and its position."""
+    """A subscribe refused because of the token is repeated with its position and a new token."""
     script = Script().connected()
     script.subscribe(TOPIC, 7)
     script.refuse(ASK, "401::Authentication invalid")

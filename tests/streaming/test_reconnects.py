@@ -58,7 +58,7 @@ EVERYTHING = {
 
 @pytest.mark.parametrize("what", EVERYTHING)
 def test_no_event_is_lost_or_repeated(face, emulator, what):
-    """Each event is delivered once, without a Gap, if a session, token, connection or response
+    """Each event is delivered once, without a Gap, even if a session, token, connection or response
     fails.
 
     Only a revoked or expired token triggers a new sign-in, and just one.

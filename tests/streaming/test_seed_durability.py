@@ -82,7 +82,7 @@ SENTENCES = {
 
 
 def test_every_sentence_of_the_page_has_a_test():
-    """Every test named in the table of the page's sentences exists."""
+    """The table that assigns a test to each sentence of the page names only tests that exist."""
     assert set(SENTENCES.values()) <= set(globals())
 
 
@@ -115,16 +115,12 @@ def test_minus_2_delivers_all_retained_events(face, emulator):
     ],
 )
 def test_a_start_has_several_spellings(number, replay):
-    """A start given as a number, a word, a ReplayOption or a ReplayId resolves to the same
-    number.
-    """
+    """A start given as a word, ReplayOption or ReplayId resolves to the number it stands for."""
     assert as_number(replay) == as_number(number) == number
 
 
 def test_a_replay_id_delivers_the_events_after_it(face, emulator):
-    """A subscription from a replay id receives all events after the one with that id, but not that
-    one.
-    """
+    """A subscription from an event's replay id receives the events after it, but not that event."""
     past = emulator.publish_streaming(TOPIC, numbered(5))
     client = face(emulator, is_open=True)
     client.subscribe(TOPIC, past[1])

@@ -110,10 +110,9 @@ def way(request: Any, monkeypatch: Any) -> str:
 
 
 def test_the_installed_grpcio_is_a_tested_version() -> None:
-    """Calls are read directly only with the range of grpcio versions that this was tested with.
+    """The installed grpcio is in `direct.TRIED`, the versions tested with direct reading.
 
-    The installed version is in that range, `direct.TRIED`. Before extending it, run this file with
-    the new version.
+    Before extending this range, run this file with the new version.
     """
     assert direct.is_tried(grpc.__version__)
     assert direct.is_tried("1.78.0rc1")
@@ -127,7 +126,7 @@ def test_an_interceptors_call_is_not_read_directly() -> None:
 
 
 class _Wrapped:
-    """A call as an interceptor may return it, which raises an error of another type."""
+    """An interceptor's wrapper of a call, which raises the call's error as another type."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -185,8 +184,8 @@ def test_messages_are_delivered_in_order_before_the_end(serve: Any, way: str) ->
 
 
 def test_all_messages_are_delivered_before_a_failure(serve: Any, way: str) -> None:
-    """If the service ends a stream during sends, the client still gets its last messages and
-    status.
+    """If the service aborts a stream while the client is sending, the client still receives the
+    earlier messages and the status.
     """
 
     def script(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:

@@ -75,7 +75,7 @@ class Harness:
         self.call = self.transport.next_call()
 
     def next(self, timeout: float = PATIENCE) -> Arrival | None:
-        """Wait for the next arrival as a subscription does, without accepting it.
+        """Return the next arrival without accepting it, waiting for it as a subscription does.
 
         Return None after the timeout or a normal end; raise the error that ended the subscription.
         """

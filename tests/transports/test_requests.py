@@ -74,8 +74,9 @@ class PlayedSubscription:
     def respond(self, *numbers: int, pending: int, **fields: Any) -> None:
         """Send a response with events of these *numbers*, or a keepalive if there are none.
 
-        Its latest replay id is `tip`, by default the last number. Events are accepted on behalf of
-        the application.
+        `pending` is its pending_num_requested, and `tip` the number of its latest replay id, by
+        default the last event's. The driver then accepts the events, as if the application had
+        taken them.
         """
         tip = fields.pop("tip", numbers[-1] if numbers else 0)
         events = [
@@ -117,7 +118,7 @@ class PlayedSubscription:
 
 
 def rid(number: int) -> bytes:
-    """Return a replay id of ten bytes."""
+    """Return the replay id of event *number*, ten bytes long."""
     return number.to_bytes(8, "big") + b"\x00\x00"
 
 

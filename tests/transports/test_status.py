@@ -119,7 +119,10 @@ def test_only_the_replay_codes_reject_a_position():
 
 
 def test_codes_that_only_a_bug_can_cause_are_not_retried():
-    """Codes that only a bug in this library can cause stop the stream and ask for a report."""
+    """Error codes that only a bug in this library can cause stop the stream.
+
+    The advice for them asks the user to report the bug.
+    """
     for suffix in (
         "subscription.fetch.requested.events.invalid",
         "managed.subscription.fetch.request.commit.request.restricted",

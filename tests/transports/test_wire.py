@@ -208,7 +208,7 @@ def test_both_parsers_agree(form, data):
 
 @pytest.mark.skipif(not native.is_installed(), reason="sfpubsub-native is not installed")
 def test_the_compiled_parser_handles_ordinary_messages():
-    """The compiled parser itself parses a keepalive and a response with events of two schemas."""
+    """The compiled parser reads a keepalive, and a response with events of two schemas."""
     events = [
         pb.ConsumerEvent(
             event=pb.ProducerEvent(id=f"e{number}", schema_id=f"s{number % 2}", payload=RAW),

@@ -1,4 +1,6 @@
-"""Tests of faults of records: gap events, delayed events, a moved org, and a purged record."""
+"""Tests of the faults that affect records: gap events, delayed events, a moved org, and a purged
+record.
+"""
 
 from __future__ import annotations
 

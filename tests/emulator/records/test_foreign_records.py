@@ -39,7 +39,7 @@ def changed_records(emulator: EmulatorServer) -> dict[str, int]:
 def test_jsforce(tmp_path):
     """jsforce can create, read, update, upsert, query, describe and delete records.
 
-    This works one by one and in bulk, and each change publishes its event.
+    It does so one at a time and in bulk, and each change publishes a change event.
     """
     modules = str(node_packages() / "node_modules")
     with EmulatorServer(tmp_path) as emulator:

@@ -76,7 +76,8 @@ def test_a_bulk_query_of_a_million_records_uses_constant_memory(tmp_path):
 def test_five_hundred_changes_per_second_emit_one_event_each(tmp_path):
     """Each change made by concurrent REST clients emits one event, in commit order.
 
-    The rate is only printed; `LEAST_BY_CPU` limits the CPU time, because the machine may be busy.
+    The machine may be busy, so the rate per second is only printed; the rate per second of CPU time
+    must exceed `LEAST_BY_CPU`.
     """
     clients, changes = 4, 1000
     with EmulatorServer(tmp_path) as emulator:

@@ -1,4 +1,4 @@
-"""Tests of object definitions in a seed, of formulas, and of files with results of bulk jobs."""
+"""Tests of object definitions in a seed, of formulas, and of the result files of bulk jobs."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_a_polymorphic_lookup_accepts_each_of_its_objects(org, user):
 def test_undelete_takes_a_record_out_of_the_recycle_bin(org, user):
     """A deleted record cannot be updated, and only queries that include deleted records find it.
 
-    It can be undeleted once.
+    Once undeleted, it is found by all queries, and cannot be undeleted again.
     """
     record = org.records.create("Account", {"Name": "A"}, user)
     org.records.delete("Account", record, user)

@@ -56,7 +56,7 @@ def find(rest, soql, **headers):
 def test_create_read_update_and_delete_a_record(shared, rest):
     """Creating, reading, updating and deleting a record return the documented responses.
 
-    Each change publishes an event, whose origin names the client if the request does.
+    Each change publishes an event; its origin includes the client's name if the request states one.
     """
     made = rest("POST", "/sobjects/Order__c", {"Name": "1", "Quantity__c": 2})
     assert made.status == 201
@@ -473,7 +473,9 @@ def test_the_token_determines_the_user(shared, rest):
 
 
 def test_daily_api_calls_are_limited(tmp_path):
-    """Each call counts against the daily limit that `limits` reports. Further calls return 403."""
+    """Calls beyond the daily limit, which `limits` reports, return 403 until earlier ones are a day
+    old.
+    """
     clock = ManualClock()
     settings = Settings(daily_api_requests=3, token_lifetime_s=0.0)
     with EmulatorServer(tmp_path / "org", clock=clock, settings=settings) as emulator:

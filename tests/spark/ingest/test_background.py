@@ -14,8 +14,8 @@ from sfpubsub.spark.ingest.background import Background
 
 
 def test_all_work_runs_in_one_background_thread():
-    """All calls run one after the other, in the order in which they were started and in the same
-    thread, because the writer is not thread-safe. It is not the caller's thread.
+    """All calls run in one background thread, one after another and in the order in which they were
+    started, because the writer is not thread-safe.
     """
     begun: list[int] = []
 

@@ -102,8 +102,8 @@ def test_message_becomes_a_row(emulator, open_channel):
 
 
 def test_channel_resumes_after_its_position(emulator, open_channel):
-    """A new subscription receives only the events after the position, and they have the same dedupe
-    keys as before.
+    """A new subscription receives only the events after the given position, with the dedupe keys
+    that they had in an earlier subscription.
     """
     ids = emulator.publish_streaming(TOPIC, numbered(3))
     all_rows, _ = rows_of(receive(open_channel(), 3))
@@ -156,8 +156,8 @@ def test_rejected_position_raises_or_starts_an_epoch(emulator, open_channel):
 
 
 def test_rejection_while_streaming_separates_the_epochs(emulator, open_channel):
-    """Events that were received before the rejection, even if not yet delivered, belong to the old
-    epoch, and later events to the new one.
+    """If the position is rejected while streaming, events received before then, even if not yet
+    delivered, belong to the old epoch, and later events to the new one.
     """
     emulator.publish_streaming(TOPIC, numbered(2))
     subscription = open_channel(fallback="earliest")
@@ -182,7 +182,7 @@ def test_position_of_a_topic_is_rejected_for_a_channel(emulator):
 
 
 def test_outage_is_not_mistaken_for_idleness(emulator, open_channel, monkeypatch):
-    """When the connection is lost, `can_receive` becomes False and the reason says so, so that a
+    """When the connection is lost, `health` says that no events can be received, and why, so that a
     job with an idle timeout does not end.
     """
     monkeypatch.setattr("sfpubsub.spark.ingest.channels.CONNECTION_TIMEOUT", 0.2)

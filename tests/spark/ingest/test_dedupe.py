@@ -150,9 +150,7 @@ def test_different_payload_with_another_schema_or_topic_is_reencoded(world: Worl
 
 
 def test_same_payload_on_another_topic_is_a_plain_duplicate(world: World):
-    """An event with the same payload as another is not counted as re-encoded, even if its
-    topic differs.
-    """
+    """An event that differs from a stored one only in its topic is not counted as re-encoded."""
     world.store(rows_of(event(1)))
     assert world.judge(rows_of(event(1, topic="/event/B"))) == Verdict([])
 
@@ -210,8 +208,8 @@ def test_only_events_older_than_the_window_or_without_a_time_are_looked_up(world
 def test_a_write_makes_one_look_up_in_a_limited_time_span(world: World, time: float | None):
     """A write makes a single look-up, even if its events have no time or a very old one.
 
-    The time span begins a day before the oldest event, but never more than a day before the
-    service's retention period.
+    The time span begins a day before the oldest event, but at the earliest a day before the
+    service's retention period begins.
     """
     world.judge(rows_of(event(1, time=time), event(2, time=time)))
     ((_, spans),) = world.asked
@@ -234,8 +232,10 @@ def test_events_that_are_not_live_are_looked_up_at_any_age(world: World):
 
 
 def test_marks_depend_on_payload_schema_and_topic():
-    """Each combination has its own 64-bit mark, which includes the hour and differs from the mark
-    of a row whose payload is unknown.
+    """Events that differ in payload, schema or topic have different 64-bit marks.
+
+    Each mark contains the hour, but none equals the bare hour, which marks a row whose payload is
+    unknown.
     """
     marker = Marker()
     variants = [event(1, p, s, t) for p in (b"", b"a") for s in ("1", "2") for t in ("x", "y")]

@@ -83,10 +83,10 @@ def conflicts_of(spark: SparkSession, table: Path) -> list[dict]:
 
 
 def test_conflicting_payloads_of_one_event_id_are_both_kept(spark, open_writer, table, caplog):
-    """If two events share an id, the first is a row, and the other is in the conflicts sidecar.
+    """If two events share an id, the first is stored as a row, the other in the conflicts sidecar.
 
-    The sidecar contains both positions. A conflict that is redelivered is counted again but stored
-    once.
+    The sidecar entry contains the positions of both. A conflict that is redelivered is counted
+    again but stored once.
     """
     writer = open_writer()
     result = writer.write(batch_of([raw_event(0), variant_of(0, 9.0, 50), raw_event(1)]))
@@ -215,7 +215,7 @@ def days_of(table: Path, kind: str) -> set[str]:
 
 
 def test_clock_that_is_a_year_ahead_does_no_lasting_harm(open_writer, table, clock, kind, caplog):
-    """The batch is dated to fit its newest event, and a warning is logged.
+    """While the clock is wrong, a batch is dated by its newest event, and a warning is logged.
 
     Otherwise the table's time would stay a year ahead, and every later event would be looked up.
     """

@@ -126,7 +126,10 @@ SETTINGS = {
 
 
 def run(script: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process. *script* has one list of steps for each subscription."""
+    """Run the command in a process, with fake subscriptions that follow *script*.
+
+    The script contains one list of steps for each subscription.
+    """
     return subprocess.run(
         [
             sys.executable,
@@ -252,8 +255,9 @@ def test_failure_of_one_source_drains_the_others(tmp_path: Path):
 
 @pytest.mark.spark
 def test_on_source_failure_continue_keeps_the_other_sources(run_emulator, tmp_path: Path):
-    """With `--on-source-failure continue`, topics, channels and managed subscriptions of one table
-    continue without a topic that failed, and the exit code is 1.
+    """With `--on-source-failure continue`, the other sources of a table continue if a topic fails.
+
+    The exit code is still 1.
     """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
@@ -496,7 +500,9 @@ def test_documented_command_lines_parse():
 
 
 def test_every_option_key_and_column_is_documented():
-    """The documentation page names the options, summary keys, endings and sidecar columns."""
+    """The documentation page names the options, the summary's keys, the values of its key `ending`,
+    and the sidecar columns.
+    """
     for option in ingest.params:
         if option.name not in OPTIONS and option.name not in ("master", "on_undecodable"):
             assert option.opts[0] in PAGE, f"{option.opts[0]} is not on the page"

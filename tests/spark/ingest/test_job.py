@@ -347,9 +347,8 @@ def test_failed_write_does_not_hide_the_subscriptions_error(caplog):
 
 
 def test_idle_timeout_ignores_the_time_of_a_write():
-    """Too many unacked events stop delivery during a long write, so the time it takes does not
-    count as idle.
-    """
+    """A long write does not count as idle time, because too many unacked events stop delivery until
+    it is done."""
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=3, idle_timeout=5.0)
     writer.hold = threading.Event()
@@ -358,9 +357,8 @@ def test_idle_timeout_ignores_the_time_of_a_write():
 
 
 def test_error_in_a_callback_does_not_hide_a_failed_write(caplog):
-    """An unexpected error ends the job without waiting for the result of the write, so the write's
-    error is logged.
-    """
+    """An unexpected error in a callback ends the job during a write; if that write fails too, its
+    error is logged."""
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=3)
     writer.hold, writer.failure = threading.Event(), WriteError("disk full")
@@ -510,7 +508,7 @@ def test_rejected_position_that_ends_a_job_is_not_recorded_as_a_gap():
 
 def test_commit_is_recorded_after_its_confirmation():
     """When the service confirms a commit, one entry is recorded, with the totals of all writes
-    since the previous entry. `settle` records a commit that was confirmed at the end.
+    since the previous entry. `settle` records a commit that was confirmed after the end of `run`.
     """
 
     def confirm() -> None:

@@ -63,8 +63,8 @@ def part(source: str, numbers, **options) -> Part:
 
 
 def test_sources_share_one_commit_with_all_positions(open_writer, table, format_):
-    """A write stores events of several sources with consecutive numbers, and the position of every
-    source, even one without events. An event from two sources is stored once.
+    """One write stores the events of several sources with consecutive numbers, and the position of
+    each topic, even one without events. An event from two sources is stored once.
     """
     writer = open_writer(subscription=MANAGED, topic=[TOPIC, OTHER])
     quiet = {OTHER: replay_id(90)}
@@ -128,7 +128,7 @@ def test_undecodable_event_excludes_only_its_own_source(open_writer, table, form
 def test_conflicts_are_counted_and_stored_by_source(open_writer, spark, table, format_):
     """Conflicting and re-encoded events are counted separately for each source.
 
-    A part that is not written adds no conflicts, because its events will be redelivered.
+    If a source's part is not written, its conflicts are not counted, because it is redelivered.
     """
     writer = open_writer(topic=[TOPIC, OTHER], on_undecodable="fail")
     writer.write_parts([part(TOPIC, [1])])
@@ -151,8 +151,8 @@ def test_conflicts_are_counted_and_stored_by_source(open_writer, spark, table, f
 
 
 def test_keys_on_disk_survive_a_change_of_sources(open_writer, monkeypatch):
-    """The keys on disk belong to the table, so they are reused when a source is added or
-    left out.
+    """The key files that detect duplicates belong to the table, so they are reused when a source is
+    added or left out.
     """
     monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
     writer = open_writer(topic=TOPIC)

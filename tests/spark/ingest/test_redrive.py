@@ -51,8 +51,10 @@ def quarantined(number: int, *, at: float = NOW, **changes) -> QuarantinedEvent:
 
 @pytest.fixture
 def into_table(spark, table: Path, quarantine: FileQuarantine):
-    """Return a function that redrives the entries that are not marked as redriven, with a new
-    writer at a given time. It returns the numbers of redriven, remaining and duplicate events.
+    """Return a function that redrives the entries not yet marked as redriven, with a new writer.
+
+    The function takes the writer's time and the entries, by default all in the quarantine. It
+    returns the numbers of redriven, remaining and duplicate events.
     """
 
     def run(now: float = NOW, entries: Sequence[QuarantinedEvent] | None = None):

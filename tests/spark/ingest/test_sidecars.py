@@ -204,7 +204,10 @@ def test_repeated_gap_is_one_row(local, clock, tmp_path: Path):
 
 
 def test_commits_are_batched_into_few_files_and_writes(local, clock, tmp_path: Path, monkeypatch):
-    """Commits are written every 5 s or once a file is full; files have a limited size."""
+    """Commit records are written together every 5 s, or earlier once they fill a file.
+
+    Nothing is written if there are no new records.
+    """
     monkeypatch.setattr(module, "COMMITS_A_FILE", 10)
     writes = []
     replace = LocalFiles.replace

@@ -27,9 +27,7 @@ class WaitingSubscription(FakeSubscription):
 
 
 def stream_of(source: Source, script: list, log: list[str]) -> Stream:
-    """Return a stream with a scripted subscription; when finished, it adds its source's name to
-    *log*.
-    """
+    """Return a stream that follows *script*; finishing it adds its source's name to *log*."""
     subscription = WaitingSubscription(script, patience=500.0)
     job = IngestJob(subscription, FakeWriter(subscription), clock=subscription.clock)
     return Stream(source, job, subscription, subscription, lambda: log.append(source.name))

@@ -24,7 +24,9 @@ A, B, C = (Source("topic", f"/event/{name}__e") for name in "ABC")
 
 
 class Writer:
-    """Records what it was given. It can block, fail, or leave out sources."""
+    """A stand-in for the table writer that records its writes, and can block, fail, or leave out
+    sources.
+    """
 
     sources = (A, B, C)
 
@@ -78,7 +80,7 @@ def together_of(writer: Writer, **options) -> SharedWriter:
 
 
 def submit(pool: ThreadPoolExecutor, member: Member, numbers: Sequence[int]) -> Future:
-    """Start a member's write in another thread, and return its future."""
+    """Let *member* write events with these numbers in another thread, and return the future."""
     return pool.submit(member.write_read, rows_of(numbers))
 
 

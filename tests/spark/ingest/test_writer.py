@@ -111,9 +111,9 @@ def test_row_contains_every_received_value(open_writer, table):
 
 
 def test_directory_readers_see_each_event_once(spark, open_writer, table, clock):
-    """Spark and pyarrow read a directory with partitions for two days.
+    """Spark and PyArrow find each event once in a table directory that has partitions for two days.
 
-    They ignore files in the staging directory.
+    Files left in the staging directory are ignored.
     """
     writer = open_writer()
     writer.write(batch_of(range(3)))
@@ -190,9 +190,7 @@ def test_event_time_that_spark_cannot_represent_is_null(open_writer, table):
 
 
 def test_an_old_event_is_looked_up_in_the_table(open_writer, table, clock):
-    """If an event's key has left the window, the table decides whether the event is a duplicate or
-    is written.
-    """
+    """An event whose key has left the window is looked up in the table and written if missing."""
     writer = open_writer()
     writer.write(batch_of(range(2)))
     clock.now += 100 * HOUR
@@ -207,7 +205,7 @@ def test_an_old_event_is_looked_up_in_the_table(open_writer, table, clock):
 def test_events_beyond_window_keys_are_looked_up_in_the_table(open_writer, table, clock):
     """Once there are more than `window_keys` keys, older events are looked up in the table.
 
-    This works across days, on a day without rows, and after a restart.
+    They are found across several days, and also after a restart.
     """
     writer = open_writer(window_keys=3)
     for number in range(4):
@@ -393,7 +391,10 @@ def test_opening_flushes_the_newest_batch(open_writer, table, monkeypatch):
 
 
 def test_opening_removes_the_files_of_a_killed_write(open_writer, table):
-    """A new writer deletes a killed write's unpublished files, and continues from stored rows."""
+    """A new writer deletes the unpublished files of a killed write.
+
+    Its row numbers continue after the rows that were published.
+    """
     open_writer().write(batch_of(range(2)))
     left = staging_of(table) / "b1.dead"
     left.mkdir(parents=True)
@@ -499,7 +500,10 @@ def test_write_rows_keeps_the_position(open_writer, table):
 
 
 def test_only_the_latest_write_names_are_remembered(open_writer, monkeypatch):
-    """A long-lived writer remembers only the latest write names, as many as a newly opened one."""
+    """A writer remembers only the latest `REMEMBERED_NAMES` write names.
+
+    A newly opened writer remembers the same names.
+    """
     monkeypatch.setattr(parquet, "REMEMBERED_NAMES", 2)
     writer = open_writer()
     for n in range(3):
@@ -537,9 +541,9 @@ def test_rows_with_wrong_columns_are_rejected(open_writer, table):
 
 
 def test_managed_table_stores_no_position(open_writer, table):
-    """A managed table stores no position, and setting one raises an error.
+    """The table of a managed subscription stores no position, and setting one raises an error.
 
-    The service stores it, and a copy in the table could contradict it.
+    The service stores the position, and a copy in the table could contradict it.
     """
     writer = open_writer(subscription=MANAGED)
     assert writer.write(batch_of([0], topic=None)).position is None

@@ -22,7 +22,7 @@ PIECES = (("", "001004"), ("001004", "~"))
 
 @dataclass(frozen=True)
 class Request:
-    """A read request in flight, either for records by id or for a piece of the object."""
+    """A read request in flight: for records by id, or for one piece (id range) of the object."""
 
     sent: int
     as_of: AsOf
@@ -32,7 +32,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The org's response to a request, and the read that it belongs to."""
+    """The org's response to a request: its rows, and the read to which they belong."""
 
     request: Request
     read: Read
@@ -107,7 +107,7 @@ class Job:
     # The queue.
 
     def ask(self, reason: Reason, record_id: str | None = None) -> None:
-        """Durably add a request to the reread queue, for one record or for all of them."""
+        """Durably queue a reread of one record, or of all records if *record_id* is None."""
         cue = Cue(reason, None, None, len(self.raw) - 1)
         entry = Entry(record_id, cue, len(self.asked) + 1)
         self.asked.append(entry)
@@ -116,7 +116,9 @@ class Job:
         self.record_state()
 
     def sweep(self) -> None:
-        """Compare all ids with the org's, and request reads of the records that differ."""
+        """Compare the ids of live records with the org's, and queue a reread of each that only one
+        side has.
+        """
         live = {i for i, each in self.tables.mirrored.items() if not each.record.is_deleted}
         for each in sorted(reads.nominated(live, set(self.org.ids()))):
             self.ask(Reason.SWEEP, each)
@@ -128,7 +130,11 @@ class Job:
     # Reads.
 
     def send(self, *, ids: tuple[str, ...] = (), pieces: tuple[int, ...] = ()) -> bool:
-        """Send read requests by id or by piece; return False if the margin has not passed yet."""
+        """Send requests to read records by id, or to read pieces (id ranges) of the object.
+
+        Returns:
+            False if nothing was sent, because no recorded state is at least `margin` ticks old yet.
+        """
         now = self.org.now
         as_of = reads.as_of(self.notes, now, self.margin)
         if as_of is not None:
@@ -137,9 +143,7 @@ class Job:
         return as_of is not None
 
     def send_for_queue(self) -> bool:
-        """Send one read by id for all queued records; return False if the margin has not passed
-        yet.
-        """
+        """Send one request for all queued records by id; return False if `send` did not send it."""
         queued = {e.record_id for e in self.tables.queue if e.record_id and not e.is_about_all}
         return self.send(ids=tuple(sorted(queued)))
 
@@ -164,9 +168,7 @@ class Job:
     # Merging.
 
     def apply_rows(self, end: int) -> None:
-        """Apply the raw rows from the tables' position up to, but not including, *end* to the
-        tables.
-        """
+        """Apply the raw rows from the tables' position to *end* (exclusive) to the tables."""
         start = self.tables.position
         if end <= start:
             return
@@ -240,9 +242,7 @@ class Job:
         )
 
     def _newest(self, record_id: str) -> Read | None:
-        """Return the newest merged read of the piece that contains the record, or None if there is
-        none.
-        """
+        """Return the newest merged read of the record's piece (id range); None without one."""
         for number, (first, end) in enumerate(PIECES):
             if first <= record_id < end and number in self.tables.pieces:
                 return self.tables.pieces[number]
@@ -253,7 +253,7 @@ class Job:
         self.durable = self.tables
 
     def crash(self, *, with_queue: bool) -> None:
-        """Discard everything that is not committed, and the requests in flight.
+        """Simulate a crash: discard the requests in flight and everything that is not committed.
 
         Args:
             with_queue: Whether the queue entries of the next commit had already been written.

@@ -32,10 +32,10 @@ TOPIC = "/data/ChangeEvents"
 
 
 class World:
-    """An org with accounts, and a mirror of them in a directory below *path*.
+    """An org with accounts, and a mirror of them.
 
-    If *to* is given, the mirror is at that location, in Spark's syntax, instead. The mirror's clock
-    advances only by a margin, whenever the mirror has nothing to do.
+    The mirror is in a directory below *path*, or at the Spark location *to* if that is given. Its
+    clock advances only when it has nothing to do, by `MARGIN`.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class World:
         until(is_done, "the mirror", PATIENCE)
 
     def advance(self, mirror: Mirror) -> bool:
-        """Let the mirror do one step; if there is nothing to do, advance the clock by a margin.
+        """Let the mirror do one step; if there is nothing to do, advance its clock by `MARGIN`.
 
         Returns:
             True if the mirror had nothing to do and is settled, otherwise False.
@@ -137,7 +137,7 @@ class World:
     def has_received_all(self) -> bool:
         """Return whether the mirror has received all events.
 
-        Events are counted, because the position of a keepalive may be old.
+        Events are counted, rather than positions compared, as a keepalive's position may be old.
         """
         return self.events() == (self.before or 0) + self.taken + self.stream.state().written
 

@@ -84,10 +84,10 @@ class Org:
         return (*state.fields, _rank(state, self.rates[-1][1]))
 
     def row(self, record_id: str, sent: int, staleness: int, rng: random.Random) -> Row | None:
-        """Return a record as the response to a request at tick *sent* may show it.
+        """Return a record as it may appear in the response to a request sent at tick *sent*.
 
-        The response shows a random state from at most *staleness* ticks earlier, or a later one. It
-        is None if the record did not exist then.
+        This is its state at a random time, up to *staleness* ticks before the request, or later.
+        None if the record did not exist at that time.
         """
         state = _random_state(self.past.get(record_id, []), sent - staleness, rng)
         rate = _random_state(self.rates, sent - staleness, rng)
@@ -192,8 +192,9 @@ def _rank(state: State, rate: int) -> str:
 
 
 def _random_state(past: list[tuple[int, Any]], since: int, rng: random.Random) -> Any:
-    """Return a random state that applied at tick *since* or later; None if there was no state
-    yet.
+    """Return one of the states in *past* that applied at tick *since* or later, chosen at random.
+
+    None stands for the time before the first state.
     """
     first = sum(tick <= since for tick, _ in past)
     # Mostly the oldest or the newest state, because these are the edge cases of the rules.

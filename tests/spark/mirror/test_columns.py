@@ -277,8 +277,8 @@ def typed_rows(spark: SparkSession, known: Plan, *events: tuple[int, dict[str, A
 
 
 def test_event_values_have_the_types_of_read_values(spark: SparkSession):
-    """Spark decodes event values to exactly the types of the columns that reads fill: dates, times
-    of day, exact decimals, and parts of compound fields.
+    """Values from events have the same Spark types as values read from the org: dates, times of
+    day, exact decimals, and structs for compound fields.
     """
     avro = {"Name": {"avro": "Switchable_PersonName"}}
     definitions = [{"name": name, "type": kind, **avro.get(name, {})} for name, kind in FIELDS]

@@ -168,7 +168,7 @@ def test_new_rows_are_the_same_with_and_without_spark(
 ):
     """A read's new rows are the same whether they are built in memory or by Spark.
 
-    Spark builds them from the read log if memory was lost, for instance in a restart.
+    Spark builds them from the read log if they are not all in memory, for instance after a restart.
     """
     old = world.create(9, NumberOfEmployees=7, AnnualRevenue=12.5)
     world.emulator.records.delete("Account", old[3], world.user)

@@ -61,7 +61,7 @@ def test_putting_a_signal_again_has_no_effect(tmp_path: Path):
 
 
 def test_marked_signal_is_done_although_its_file_remains(tmp_path: Path):
-    """A signal that is marked but not yet removed when the mirror is killed is ignored."""
+    """A signal already marked as done is ignored, even if a kill left its file in place."""
     box, signal = mailbox(tmp_path), Signal("pause")
     box.put(signal)
     (tmp_path / "_mailbox" / f"{signal.id}.done").touch()
@@ -69,7 +69,7 @@ def test_marked_signal_is_done_although_its_file_remains(tmp_path: Path):
 
 
 def test_only_the_newest_marks_are_kept(tmp_path: Path):
-    """Old marks are deleted, so that a mailbox does not grow forever."""
+    """Old marks of completed signals are deleted, so that a mailbox does not grow without bound."""
     box = mailbox(tmp_path)
     box.put(Signal("pause", id="0000"))
     for number in range(0, 400, 100):
@@ -134,7 +134,7 @@ def test_mailbox_on_a_hadoop_file_system(spark: SparkSession, lake: Path):
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the complete lines of a file, whose writer may have been killed within a line."""
+    """Return the complete lines of a file, whose writer may have been killed in mid-line."""
     text = path.read_text() if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 

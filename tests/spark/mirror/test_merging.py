@@ -46,13 +46,13 @@ class TestMirror(MirrorMachine.TestCase):
 
 @pytest.mark.slow
 def test_mirror_converges_in_long_examples():
-    """The property of `TestMirror` holds in many more examples with more steps."""
+    """The convergence that `TestMirror` checks holds in many more and longer examples."""
     many = settings(max_examples=1500, stateful_step_count=100, deadline=None)
     run_state_machine_as_test(MirrorMachine, settings=many)
 
 
 def test_examples_cover_every_reason_for_a_reread():
-    """The model's examples cover every reason to reread a record, except a restored table."""
+    """The model's examples cover every reason to reread a record, except a restored raw table."""
 
     class Machine(MirrorMachine):
         seen: ClassVar[set[Reason]] = set()
@@ -154,9 +154,8 @@ def known(phone: str, seq: int) -> Mirrored:
 
 
 def test_as_of_is_what_was_durable_one_margin_earlier():
-    """A read certainly contains only what was durable one margin (the longest lag of the org's
-    responses) before its request. Before a margin has passed, it has no as-of.
-    """
+    """A read's as-of is what was durable one margin (the longest lag of the org's responses) before
+    its request. Before a margin has passed, a read has no as-of."""
     notes = [
         DurableState(10.0, AsOf(5)),
         DurableState(12.0, AsOf(7)),
@@ -296,9 +295,8 @@ def test_an_older_read_changes_nothing():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_older_read_does_not_restore_a_record(seed: int):
-    """If an overflow deletes a record without events and a newer read does not return it, the late
-    response to an older read does not add it again.
-    """
+    """If a record was deleted in an overflow, without an event of its own, and a newer read did not
+    return it, a late response to an older read does not add it again."""
     machine = MirrorMachine()
     machine.begin(seed=seed, records=2, is_read=False)
     machine.wait(ticks=3)
@@ -312,9 +310,8 @@ def test_older_read_does_not_restore_a_record(seed: int):
 
 
 def test_late_update_does_not_revert_an_overflow():
-    """An update that is decoded only after an overflow and a read has no effect: the mirror still
-    equals the org, although no event of the record is newer.
-    """
+    """An update that is decoded only after a read that covers a later overflow does not revert the
+    row, although the record has no newer event."""
     machine = MirrorMachine()
     machine.begin(seed=0, records=1, is_read=True)
     machine.write(kind="UPDATE", which=0, is_next=True)
@@ -363,9 +360,7 @@ def test_create_keeps_fields_that_events_omit():
 
 
 def test_formula_refresh_does_not_mark_rows():
-    """A row whose formulas are to be refreshed is not marked as doubtful, unlike a row
-    with a gap.
-    """
+    """Unlike a gap, a pending refresh of formulas does not mark the row for a reread."""
     for reason, mark in ((Reason.FORMULA, None), (Reason.GAP, Reason.GAP)):
         entry = Entry(None, Cue(reason, None, None, 5), asked=1)
         row = Row(("1", None, None, None))

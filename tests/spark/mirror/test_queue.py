@@ -16,14 +16,16 @@ from tests.spark.conftest import TABLE_FORMAT
 
 
 def entry(entity: str, record_id: str | None, seq: int, step: int, asked: bool) -> dict[str, Any]:
-    """Return a queue row that arrived with raw row *seq*."""
+    """Return a queue row with these values; *seq* is the `ingest_seq` at which it was added."""
     at = datetime(2026, 11, 23, 1, 2, 3, seq, UTC)
     return entry_row(entity, record_id, Cue(Reason.GAP, "UPDATE", at, seq), step, asked=asked)
 
 
 def test_cached_rows_equal_the_stored_ones(spark: SparkSession, tmp_path: Path):
-    """After each change, a queue that was just opened has the same entries; repeating the change
-    changes nothing. A read closes only older entries, of its object and its records.
+    """After each change, a newly opened queue has the same entries.
+
+    Repeating the change has no effect. A read removes only entries of its object and
+    records, and none that are newer than it.
     """
 
     def read(seq: int, asked: int) -> Read:

@@ -120,11 +120,11 @@ READ = Read(AsOf(7, 3), (AT, 5, 1), AT)
 
 
 def test_stored_notes_markers_and_reads_are_restored():
-    """Notes of job steps, markers of pieces, and reads are equal to the originals after being
-    stored and loaded.
+    """Notes of job steps, markers of log pieces, and reads are the same after being stored and
+    loaded.
 
-    A merge note from an earlier version, without `ids` and with `laid` for `applied_seq`, can still
-    be loaded.
+    So is a merge note in the format of an earlier version, which has no `ids` and has `laid`
+    instead of `applied_seq`.
     """
     merge = Merge(
         "Account", "object", 1, 2, READ, None, is_last=True, applied_seq=9, at=1.5, calls=3
@@ -214,9 +214,10 @@ def test_read_is_complete_once_its_last_step_is_merged():
 
 
 def test_row_from_a_read_alone_is_complete():
-    """The row is marked complete, and is marked for a reread only if a queue entry is open.
+    """A row made from a read without any events is marked complete, and is marked for a reread only
+    if a queue entry is open.
 
-    If a newer read did not return the record, there is no row.
+    If a newer read did not return the record, no row is made.
     """
     types = pa.schema([("Name", pa.string())])
     merging = Merging(Fields(("Name",), {}, {}), types, read=replace(READ, until=None))

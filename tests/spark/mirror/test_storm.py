@@ -1,5 +1,6 @@
-"""Tests of the storm: after random changes, faults and restarts of an org and its mirror, both must
-be equal. A blow is a fault or a kill.
+"""Tests of the storm: random changes, faults and restarts of an org and its mirror.
+
+Afterwards, the mirror must equal the org. A blow is a fault or a kill.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def seed() -> int:
 def test_writer_makes_every_kind_of_change(tmp_path: Path, seed: int):
     """The storm's writer makes every kind of change over REST, and change events report them.
 
-    The rows expected of each object have the same ids as a query of it.
+    For each object, `truth_of` returns the same record ids as a query.
     """
     emulator = EmulatorServer(
         tmp_path / "org", seed=seed_of(tmp_path), settings=Settings(overflow_changes=50)
@@ -156,7 +157,7 @@ def test_all_readers_see_merged_rows(spark: SparkSession, tmp_path: Path):
 
 
 def test_difference_lists_missing_extra_and_changed_records():
-    """The difference of two tables names missing, surplus and different records, and is empty if
+    """The difference between two tables lists missing, extra and changed records, and is empty if
     the tables are equal.
     """
     wanted = {"1": {"Name": "a"}, "2": {"Name": "b", "X": 1}}
@@ -195,10 +196,10 @@ class StormWorld(World):
         self.writer = Writer(emulator, seed, objects=MIRRORED, overflows=False)
 
     def advance(self, mirror: Mirror) -> bool:
-        """Let the mirror do one step; if there is nothing to do, advance the clocks by a margin.
+        """Let the mirror take one step, and return whether it is settled.
 
-        They stand still during a read, so that only the mirror decides how old its response is.
-        Return whether the mirror is settled.
+        If there is nothing to do, the clocks advance by a margin, except during a read, so that the
+        age of its response depends only on the mirror.
         """
         state = self.stream.state()
         if mirror.advance(state):
@@ -240,8 +241,9 @@ class StormWorld(World):
         }
 
     def compare_unmarked(self) -> str:
-        """Return the differences in what events alone must keep equal: not formulas, records purged
-        without an event, or rows marked for rereading.
+        """Return the differences in what the mirror can keep equal from events alone.
+
+        Left out are formulas, records purged without an event, and rows marked for rereading.
         """
         rows = self._read("Account").toArrow()
         marked = rows.filter(rows["_reread"])["record_id"].to_pylist()
@@ -256,12 +258,11 @@ class StormWorld(World):
 
 
 def test_tables_equal_their_org_after_a_storm(spark: SparkSession, tmp_path: Path, seed: int):
-    """During 500 changes, streams break, sessions expire, and events are late or only report gaps.
-    Then the mirror is restarted.
+    """After 500 changes with faults, and a restart, every reader of the mirror sees the org's data.
 
-    When it has applied the events to the rows of the first read, the table equals the org, as far
-    as events can tell. After the refresh of formulas, which also finds purged records, every reader
-    sees in the table what the org's own store contains.
+    The faults break streams, expire sessions, and delay events or replace them with gap events.
+    Before the refresh of formulas, which also finds purged records, only what events report must be
+    equal.
     """
     clock, settings = ManualClock(time.time()), StormWorld.settings_of_org
     org = tmp_path / "org"

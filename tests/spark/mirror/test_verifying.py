@@ -72,7 +72,7 @@ class Lake:
             )
 
     def differences(self, later: float = 2 * MARGIN, **options: Any) -> dict[str, Difference]:
-        """Compare the table, *later* seconds from now; return the differences by record id."""
+        """Return the differences by record id, compared as if *later* seconds had passed."""
         self.verification = Verification(
             self.spark, self.reader, self.path, "order__c", format=TABLE_FORMAT, margin=MARGIN,
             clock=lambda: time.time() + later, **options,
@@ -93,8 +93,11 @@ def emulator(run_emulator: Callable[..., EmulatorServer]) -> Iterator[EmulatorSe
 def test_every_difference_is_reported_with_its_possible_reason(
     spark: SparkSession, emulator: EmulatorServer, tmp_path: Path
 ):
-    """Queued, recently changed and purged records and formula fields are explained, other
-    differences have no reason, and equal records are not reported."""
+    """A difference is explained if the record is queued, recently changed or purged, or the field
+    is a formula.
+
+    Other differences are reported without a reason, and equal records are not reported.
+    """
     lake = Lake(spark, emulator, tmp_path / "lake")
     queued, formula, purged, wrong, unknown, stranger = lake.ids[:6]
     lake.rows[queued]["Name"] = "old"
@@ -149,7 +152,10 @@ def test_every_difference_is_reported_with_its_possible_reason(
 def test_verify_prints_differences_and_fails_if_any_is_unexplained(
     emulator: EmulatorServer, spark: SparkSession, tmp_path: Path
 ):
-    """`mirror verify` prints one line per difference and one with the counts, and exits with 1."""
+    """`mirror verify` prints one line per difference and one with the counts.
+
+    It exits with 1, because no reason for the difference is known.
+    """
     lake = Lake(spark, emulator, tmp_path / "lake")
     lake.rows[lake.ids[0]]["Name"] = "old"
     lake.write()

@@ -38,9 +38,9 @@ def test_a_name_with_a_dot_and_no_slash_is_a_catalog_table(tmp_path: Path, monke
 
 
 def test_a_name_that_is_also_an_existing_table_directory_is_rejected(tmp_path: Path, monkeypatch):
-    """A catalog name that is also the directory of an existing table is rejected as ambiguous.
+    """A catalog name that is also the name of an existing table directory is rejected as ambiguous.
 
-    The error says how to refer to the directory, where older versions wrote the table.
+    The error says how to refer to the directory, in which older versions stored the table.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "main.raw.orders" / "_delta_log").mkdir(parents=True)

@@ -67,7 +67,7 @@ def change_schema(**changed) -> str:
 
 
 def test_a_batch_with_many_schemas_gives_the_same_rows_as_in_python(monkeypatch):
-    """Events with alternating schemas are decoded in the order in which they arrived."""
+    """Both decoders return equal rows, in order of arrival, for events with alternating schemas."""
     codecs = [Codec(name, schema_text(name)) for name in CORPUS]
     events = [
         (place, payload(codec.schema_id, value))
@@ -133,7 +133,7 @@ def test_extreme_event_times_give_the_same_rows_as_in_python(monkeypatch, time):
 
 
 def test_a_schema_without_arrow_equivalent_is_decoded_in_python(monkeypatch):
-    """The compiled decoder declines a recursive schema, and the Python code makes its rows."""
+    """Rows of a recursive schema, which the compiled decoder rejects, are made in Python."""
     fields = [{"name": "n", "type": "int"}, {"name": "next", "type": ["null", "R"]}]
     codec = Codec("S", json.dumps({"type": "record", "name": "R", "fields": fields}))
     assert decoded(list(received([codec], [(0, number(1) + b"\x00")]))) is None

@@ -135,10 +135,10 @@ def test_a_restore_records_one_gap_for_a_managed_subscription(spark, open_writer
 
 
 def test_a_restored_table_resumes_each_of_its_sources_separately(spark, open_writer, table):
-    """After RESTORE, each managed subscription gets a gap, and each topic resumes from its own
-    newest row.
+    """After RESTORE, each topic resumes from its own newest row.
 
-    This includes sources that the next job does not read.
+    A gap is recorded for each managed subscription. This applies even to sources that the next job
+    does not read.
     """
     sources = {"subscription": [MANAGED, "Second"], "topic": [TOPIC, OTHER]}
     writer = open_writer(**sources)
@@ -191,7 +191,7 @@ def test_a_delta_write_runs_one_spark_job(spark, open_writer, table):
 
 
 def test_a_commit_by_another_writer_in_between_is_detected(spark, lake, tmp_path, monkeypatch):
-    """If another writer commits after this one read the transaction number, its write fails."""
+    """A write fails if another writer commits after the write has read the transaction number."""
     url = f"viewfs://lake/tables/{tmp_path.name}"
     older = EventWriter(spark, url, format="delta", topic=TOPIC, clock=lambda: NOW)
     older.write(batch_of([0]))

@@ -56,7 +56,7 @@ def test_a_file_or_broken_link_is_rejected_as_destination(tmp_path: Path):
 
 
 def test_a_directory_without_permission_is_refused(tmp_path: Path, monkeypatch):
-    """The error names the directory.
+    """If the destination's nearest existing directory is not writable, the error names it.
 
     Root may write anywhere, so the access check is replaced.
     """

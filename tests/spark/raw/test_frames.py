@@ -1,4 +1,4 @@
-"""Rows are passed to Spark in tasks of limited size, and the active session stays the same."""
+"""Tests of passing rows to Spark: the size of the tasks, and the caller's active session."""
 
 from __future__ import annotations
 

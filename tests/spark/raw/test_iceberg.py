@@ -1,4 +1,4 @@
-"""Raw tables in Iceberg: maintenance and rollbacks by others, and conflicts between writers."""
+"""Raw tables in Iceberg: maintenance and rollbacks by other programs, and concurrent writers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def test_a_compaction_during_a_write_is_not_undone(spark, open_writer, table, mo
 
 
 def test_a_rolled_back_table_resumes_from_its_snapshot(spark, open_writer, table):
-    """The state in that snapshot is used, and events that were rolled back can be written again."""
+    """After a rollback, a writer resumes at the position stored in the older snapshot, and events
+    that were rolled back can be written again.
+    """
     writer = open_writer()
     writer.write(batch_of(range(2)))
     snapshot = loaded(spark, table).currentSnapshot().snapshotId()
@@ -152,9 +154,7 @@ def test_a_catalog_table_is_written_and_resumed(spark, open_writer):
 
 
 def test_a_table_can_be_written_from_a_new_thread(spark, table):
-    """A table can be written from a new thread without an active Spark session, as by each stream
-    of a job.
-    """
+    """A table can be written from a new thread, in which no Spark session is active."""
     with ThreadPoolExecutor(1) as pool:
 
         def write() -> int:

@@ -133,7 +133,9 @@ def test_a_lost_lease_of_the_same_jvm_can_be_acquired_again(tmp_path: Path, jvm)
 
 
 def test_a_truncated_lease_file_is_ignored(tmp_path: Path):
-    """A truncated lease file is ignored: only a power failure leaves one, and ends all writers."""
+    """A truncated lease file is ignored: only a power failure leaves one, and that also ends any
+    writer.
+    """
     (tmp_path / "_lease").write_bytes(b'{"python": {"pid": 1')
     Lease.acquire(tmp_path, os.getpid(), patience=0.0).release()
 

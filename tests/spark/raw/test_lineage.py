@@ -33,7 +33,7 @@ def grown(*batches: str, start: int = 0) -> list[Commit]:
     ],
 )
 def test_moves_reports_vanished_and_added_batches(commits, since, vanished, added):
-    """A reader of an older version learns which batches were removed and added."""
+    """`moves` reports the batches that were removed from and added to a table since a version."""
     found = moves(commits, since)
     assert (found.vanished, found.added) == (frozenset(vanished), frozenset(added))
     assert found.went_back == any(c.restored is not None and c.version > since for c in commits)

@@ -63,7 +63,10 @@ def rows_of(spark: SparkSession, place: str) -> list[tuple[str, int]]:
 
 
 def test_each_event_is_stored_once_and_sidecars_are_readable(spark, open_writer, place):
-    """A new writer resumes at the position, duplicates are dropped, and the older writer fails."""
+    """A new writer resumes at the stored position and drops duplicates; the older one then fails.
+
+    Spark can read the schemas sidecar.
+    """
     older = open_writer()
     assert older.write(batch_of(range(3))).rows == 3
     newer = open_writer()
@@ -125,7 +128,9 @@ def test_iceberg_without_a_catalog_is_rejected(spark, object_store):
 def test_every_event_is_stored_once_after_many_kills(
     spark: SparkSession, object_store: ObjectStore, tmp_path: Path, place: str
 ):
-    """Spark and a reader without Spark see the events in order, and no secret is logged."""
+    """Although ingest is killed many times, Spark and (for Delta) a reader without Spark find each
+    event once and in order, and no secret is logged.
+    """
     if TABLE_FORMAT == "iceberg":
         spark.sql("CREATE NAMESPACE IF NOT EXISTS depot.raw")
     seed = random.randrange(1 << 31)

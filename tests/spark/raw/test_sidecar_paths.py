@@ -104,7 +104,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 def old_table(table: Path, *, both: bool) -> dict[str, str]:
-    """Create a table of layout 1 with sidecars, and return their texts by name.
+    """Create a layout 1 table with sidecars, and return the text of each sidecar file by name.
 
     If *both* is true, some sidecars are also in their new place.
     """
@@ -122,7 +122,7 @@ def old_table(table: Path, *, both: bool) -> dict[str, str]:
 
 
 def claim_completes(table: Path, step: int) -> bool:
-    """Claim a table with a kill at *step*; return whether the claim completed before that step."""
+    """Claim a table with a kill at *step*; return whether that step was never reached."""
     with pytest.MonkeyPatch.context() as patch:
         kill_at(patch, step)
         try:

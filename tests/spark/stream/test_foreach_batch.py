@@ -278,7 +278,7 @@ def test_a_wrong_option_is_rejected_before_the_query_starts(streams: Streams):
 def test_the_writer_rejects_frames_outside_streaming_queries(streams: Streams):
     """Passing a frame to the writer outside a streaming query raises an error.
 
-    It has no batch name by which a repeat could be detected.
+    Such a frame has no batch name, so a repeated write could not be detected.
     """
     streams.emulator.publish(TOPIC, orders(1))
     with (

@@ -59,8 +59,9 @@ def test_a_frame_contains_all_events_from_its_start_until_now(world):
 
 
 def test_a_frame_without_events_waits_only_for_the_idle_timeout(run_emulator):
-    """Unlike a query, a batch read has no position to store, so it does not wait for a keepalive
-    (270 s).
+    """A batch read that finds no events ends after the idle timeout.
+
+    Unlike a query, it has no position to store, so it does not wait for a keepalive (270 s).
     """
     with closing(World(run_emulator())) as world:
         published = world.publish(2)
@@ -86,8 +87,8 @@ def test_a_batch_read_rejects_large_frames_and_useless_starts(world, monkeypatch
 
 
 def test_spark_read_uses_the_settings_file(spark: SparkSession, world, tmp_path):
-    """Spark's processes have no SFPUBSUB_ variables, so the option configFile names a settings
-    file.
+    """Without an endpoint in the environment, ``spark.read`` uses the settings file that the
+    option configFile names.
     """
     published = world.publish(3)
     file = settings_file(world.emulator, tmp_path / "settings.toml")

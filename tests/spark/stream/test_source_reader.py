@@ -1,4 +1,4 @@
-"""The streaming source's reader keeps its promises if it is called in the order that Spark uses."""
+"""Tests of the streaming source's reader, called in the order that Spark uses."""
 
 from __future__ import annotations
 
@@ -470,7 +470,7 @@ def test_an_undecodable_event_becomes_a_row_without_json(world):
 
 
 def test_memory_is_bounded_by_bytes(world, monkeypatch):
-    """maxBytesPerTrigger limits batches of large events; partitions and the queue are bounded."""
+    """maxBytesPerTrigger limits large batches; partitions and the queue have byte limits too."""
     world.set(maxBytesPerTrigger="10000")
     monkeypatch.setattr(partition, "MAX_TASK_BYTES", 4_000)
     world.emulator.publish(TOPIC, [{"Notes__c": "x" * 1000, "Order_Number__c": "1"}] * 40)
@@ -519,7 +519,7 @@ def test_the_pickled_reader_contains_only_options(world):
 
 
 def test_an_executor_needs_neither_grpc_nor_a_credential(world, tmp_path):
-    """A process that cannot import grpc, protobuf or requests can create the rows."""
+    """A process that cannot import grpc, protobuf or requests can read a batch's partitions."""
     world.publish(3)
     source = world.reader()
     begin = source.initialOffset()

@@ -76,7 +76,10 @@ _AVRO = [fastavro.parse_schema(json.loads(schema_text("X", version))) for versio
 
 
 def bits(version: int, names: list[str]) -> list[str]:
-    """Return the bitmap entries that the service sends for fields and ``Parent.Child`` parts."""
+    """Return the bitmap entries that a change event contains for the fields *names*.
+
+    A part of a compound field is named ``Parent.Child``.
+    """
     entries, places = [], [NAMES[version].index(name) for name in names if "." not in name]
     if places:
         entries.append(f"0x{sum(1 << place for place in places):02X}")
@@ -281,7 +284,10 @@ class Org:
         return rng.choice([None, "", 'q"u\\o', "Zürich", "1"])
 
     def _with_parts(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return values in which compound fields have all their parts, as in an event."""
+        """Return *values* with all parts of each compound field, as in an event.
+
+        Parts without a value are None.
+        """
         found = {}
         for name, value in values.items():
             if isinstance(value, dict):

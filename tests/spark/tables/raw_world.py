@@ -92,7 +92,7 @@ class Raw:
             self.store.put(name, schema_text(name))
 
     def tables(self, **more: Any) -> EventTables:
-        """Return the tables; the caller must open them as a context manager."""
+        """Return new `EventTables`, to be opened in a ``with`` statement."""
         more = {"format": self.to_format, **more}
         return EventTables(self.spark, self.path, self.typed, **more)
 

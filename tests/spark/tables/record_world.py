@@ -44,8 +44,8 @@ class World:
         """Write one batch to the raw table.
 
         Args:
-            events: Types and events, in order of arrival.
-            bad: ``ingest_seq`` of the events to make undecodable.
+            events: Pairs of event type and event, in order of arrival.
+            bad: ``ingest_seq`` of each event whose payload is made undecodable.
         """
         codecs, raws = {}, []
         for event_type, event in events:
@@ -115,7 +115,7 @@ def plain(row: dict[str, Any], more: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _column(name: str, value: Any) -> str:
-    """Return the name of a column in `SlowTables`, which depends on the type of its value."""
+    """Return the column in `SlowTables` for a field, which may depend on the type of *value*."""
     if name.startswith("Amount__c") and value is not None:
         return "Amount__c__string" if isinstance(value, str) else "Amount__c"
     return name

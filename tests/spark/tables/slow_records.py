@@ -156,7 +156,10 @@ def place(event: Published) -> tuple[int, int, int]:
 
 
 def range_uncertainty(event: Published, record_id: str) -> str | None:
-    """Return why an event makes a whole range of records uncertain; None if it does not."""
+    """Return why a gap or overflow event for a range of records makes *record_id* uncertain.
+
+    Return None if it does not.
+    """
     ids = event.head["recordIds"]
     if event.head["changeType"] == "GAP_OVERFLOW":
         return "overflow"

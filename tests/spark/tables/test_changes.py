@@ -237,8 +237,9 @@ T = 1_771_300_995_000
 
 
 def test_changes_after_an_org_move_are_ordered_by_time(spark):
-    """A new instance starts with lower commit numbers, so the commit time decides; a record must be
-    reread only if the times are equal or contradict the order of arrival.
+    """Commit numbers start lower after an org move, so such changes are ordered by commit time.
+
+    A record must be reread only if the times are equal or contradict the order of arrival.
     """
     cases = {
         "moved": (3, 10, None),
@@ -260,10 +261,9 @@ def test_changes_after_an_org_move_are_ordered_by_time(spark):
 
 
 def test_a_late_change_is_applied_in_order_and_forces_a_reread(spark):
-    """A late update does not overwrite newer values.
+    """An update that arrives late does not overwrite newer values.
 
-    Its order is known only from clocks, so the record must be reread until an event contains all of
-    its fields.
+    The record must still be reread, until an event contains all of its fields.
     """
     update = {"changedFields": bits("Phone", "Note__c")}
     events = [

@@ -160,7 +160,7 @@ def test_an_undecodable_event_marks_all_records_for_rereading(world):
 
 @pytest.mark.slow
 def test_current_tables_cannot_be_added_later_without_a_rebuild(world):
-    """Enabling current tables for existing tables is an error that advises a rebuild.
+    """Enabling current tables where tables exist without them is an error that advises a rebuild.
 
     Without the earlier events, existing records would look incomplete.
     """

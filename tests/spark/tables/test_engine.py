@@ -286,7 +286,9 @@ def test_parquet_tables_must_be_rebuilt_after_a_restore(spark, tmp_path):
 
 @pytest.mark.parametrize("to_format", BOTH)
 def test_rebuild_recreates_all_tables(spark, tmp_path, to_format):
-    """Rows that lacked a schema are decoded, and a killed rebuild is completed by the next run."""
+    """A rebuild decodes rows whose schema has arrived since; if it is killed, the next run
+    completes it.
+    """
     raw = Raw(spark, tmp_path / "raw", to_format=to_format)
     raw.write((ORDER, 3, 1), (ACCOUNT, 2, 0))
     hide(raw, ACCOUNT)
@@ -325,8 +327,8 @@ def test_a_moved_raw_table_is_recognized(raw, tmp_path):
 
 
 def test_rows_of_two_raw_tables_are_never_mixed(raw, tmp_path):
-    """Another raw table of the same topic, with a batch of the same number, is rejected, both at
-    another path and as a replacement at the same path.
+    """A second raw table is rejected even if its topic and batch number are the same, both at
+    another path and in place of the first table.
     """
     raw.write((ORDER, 3, 0))
     raw.make()
@@ -441,7 +443,9 @@ def test_large_steps_are_split_between_batches(monkeypatch, raw):
 
 
 def test_special_characters_in_paths_are_taken_literally(spark, tmp_path):
-    """Spark must not interpret such a path as a pattern or as an encoded URL."""
+    """Spark does not interpret brackets, ``*`` or ``%20`` in a path as a pattern or as URL
+    encoding.
+    """
     raw = Raw(spark, tmp_path / "a [1]{b,c}*%20#ü" / "raw")
     raw.write((ORDER, 2, 1))
     raw.make()
@@ -460,7 +464,9 @@ def test_a_second_engine_on_the_same_target_is_rejected(raw):
 
 
 def test_a_killed_job_is_resumed(raw):
-    """After SIGKILL during a step, the next job loses no row, duplicates none and is not locked."""
+    """After SIGKILL during a step, the next job is not locked out, and neither loses nor duplicates
+    rows.
+    """
     for good in (30, 20, 10):
         raw.write((ORDER, good, 1), (ACCOUNT, good, 0))
     job = subprocess.Popen(
@@ -546,7 +552,9 @@ def test_the_command_fails_if_nothing_could_be_decoded(command, raw, capsys):
 def test_a_signal_ends_the_command_after_the_current_step(
     command, monkeypatch, raw, capsys, number, code
 ):
-    """With --follow, only a signal ends it; the current step is completed and counted."""
+    """With --follow, the command runs until a signal arrives, and then completes and counts the
+    current step.
+    """
     raw.write((ORDER, 4, 1))
     raw.write((ORDER, 4, 0))
     monkeypatch.setattr(planning, "BATCHES_AT_ONCE", 1)

@@ -25,7 +25,9 @@ SCHEMAS = {f"v{version}": schema_text("AccountChangeEvent", version) for version
 
 
 def typed(events: Sequence[Published], first: int, schemas: dict[str, str]) -> tuple[pa.Table, Any]:
-    """Return rows of a typed table, numbered from *first*, and the plan for decoding them."""
+    """Return the events as rows of a typed table, numbered from *first*, and the plan that decoded
+    them.
+    """
     columns = pa.schema([])
     for text in schemas.values():
         columns = merge(columns, columns_of(text))
@@ -190,8 +192,8 @@ def test_a_late_update_does_not_overwrite_newer_values():
 def test_an_org_move_is_recorded_once_and_changes_ordered_by_time():
     """After an org move, commit numbers start lower, so changes are ordered by time.
 
-    A record deleted after the move stays deleted without a reread, and overlapping time spans of
-    several records count as one move.
+    A record deleted after the move stays deleted without a reread. Each record narrows the move
+    down to a time span; overlapping spans count as one move.
     """
     fold = Fold(FIELDS, None)
     fold.apply(change("CREATE", 1, 1000, "1", "a"))

@@ -69,8 +69,9 @@ ROWS = Identity("parquet", "/data/raw", "topic /event/A__e")
     ],
 )
 def test_tables_resume_only_with_the_same_raw_table_and_objects(now, is_there, refusal):
-    """The raw table may have moved if it still contains the last batch, but its source must be the
-    same.
+    """The raw table may have moved if it still contains the last processed batch.
+
+    A different format, source or choice of objects is rejected.
     """
     kept = Identity.from_record(json.loads(json.dumps(ROWS.record())), PLACE)
     assert kept == ROWS

@@ -158,7 +158,7 @@ def test_rows_of_a_dataframe_are_inserted_once(target):
 
 
 def test_a_url_or_a_catalog_schema_can_be_a_target(spark, lake):
-    """Tables on another file system and in a catalog accept the same steps as in a directory."""
+    """Tables on another file system or in a catalog accept the same steps as in a directory."""
     places = ["viewfs://lake/tables/targets"]
     if TABLE_FORMAT == "iceberg":
         places.append("shop.sales")
@@ -196,8 +196,9 @@ def test_a_table_created_by_another_tool_is_not_used(spark, target):
 
 
 def test_a_change_by_another_process_is_detected(spark, tmp_path):
-    """Only a local path has a lease, so each write checks whether another writer has applied the
-    step.
+    """A step that another writer has already applied is not applied again.
+
+    Each write checks this, because only local paths have a lease that keeps other writers out.
     """
     with open_target(spark, tmp_path, TABLE_FORMAT) as target:
         first, second = (target._open("T") for _ in range(2))
@@ -238,8 +239,9 @@ def test_a_remote_parquet_target_is_rejected():
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="what Delta does to write its log")
 def test_a_commit_on_a_local_path_starts_few_processes(target):
-    """By default, Hadoop starts `chmod` and `readlink` processes for each file (820 for the commits
-    of forty tables). Our log store and checkpoint file manager avoid most of them.
+    """Commits on a local path use our log store and checkpoint file manager.
+
+    Hadoop's own would start `chmod` and `readlink` processes for each file.
     """
     table = target.table("Order_Event__e")
     table.make(COLUMNS)
@@ -315,10 +317,10 @@ def test_the_first_step_into_a_new_table_runs_no_job(target):
 
 
 def test_the_step_number_of_one_table_is_not_used_for_another(target):
-    """A thread that adds columns to a table does not store the step number that a merge has set in
-    the session.
+    """Adding columns to a table does not store the step number that another table's merge has set
+    in the session.
 
-    Otherwise, later steps of that table would silently be skipped.
+    Otherwise, later steps of the table with new columns would silently be skipped.
     """
     if TABLE_FORMAT != "delta":
         pytest.skip("other formats have a number with each snapshot that is staged")
