@@ -82,7 +82,7 @@ def options() -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return environment variables that make every started Java use the options for tests."""
+    """Return environment variables that make every Java process use the options for tests."""
     settings = [f"-D{name}={value}" for name, value in _SETTINGS.items()]
     return {"JDK_JAVA_OPTIONS": " ".join([options(), *settings])}
 

@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "how-to" / "benchmarks.md").read
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_benchmark_can_be_imported(name, monkeypatch):
-    """The module of every benchmark that no test runs can at least be imported."""
+    """Each benchmark that no other test runs can at least be imported."""
     monkeypatch.setenv("PYSPARK_PYTHON", "python")  # one module sets it; undone after the test
     importlib.import_module(f"benchmarks.{MODULES.get(name, name)}")
 

@@ -36,7 +36,7 @@ def file(tmp_path):
 
 
 def test_options_override_the_environment_which_overrides_the_file(file):
-    """A setting has the same name in all three sources, and an empty value counts as not set."""
+    """A setting comes from the first of these sources that has a value other than "" or None."""
     config = file('endpoint = "file:1"\nca_file = "/file.pem"\nproxy = "http://file:1"\n')
     env = {
         "SFPUBSUB_CONFIG": config,

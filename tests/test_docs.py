@@ -190,8 +190,9 @@ def test_the_example_test_of_a_subscriber_passes(tmp_path):
 def sigterm_when(condition, namespace):
     """Send SIGTERM to this process, as a service manager would, once *condition* holds.
 
-    The signal stops the subscription in *namespace*, the example's variables. It is also sent if
-    *condition* never holds.
+    Within the block, the signal stops the example's subscription, which is the variable
+    `subscription` in *namespace*. If *condition* never holds, the signal is sent all the same, so
+    that the example ends, and an error is raised.
     """
 
     def tell():
@@ -216,7 +217,9 @@ EMULATOR_PAGE = page("emulator")
 def test_the_emulators_change_events_are_published_and_read(
     run_emulator, monkeypatch, tmp_path, capsys
 ):
-    """The emulator page's seed and program work together, and print what the page shows."""
+    """The emulator page's program reads the change events of the page's seed, and prints what the
+    page shows.
+    """
     _, seed, _ = blocks(EMULATOR_PAGE, "toml")
     (tmp_path / "changes.toml").write_text(seed)
     point_at(run_emulator(seed=tmp_path / "changes.toml"), monkeypatch)

@@ -91,7 +91,7 @@ MODULES = sorted(SRC.rglob("*.py"))
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Yield every imported module, type-checking-only imports included."""
+    """Yield every imported module, including those imported only for type checking."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -152,9 +152,9 @@ def test_create_sends_the_documented_request(serve):
 
 
 def test_a_record_can_be_stopped_started_updated_and_deleted(serve):
-    """Each operation changes only what it is meant to change.
+    """A managed subscription keeps its label when it is stopped, started and updated.
 
-    After the subscription is deleted, every operation raises an error.
+    After it is deleted, every operation raises an error.
     """
     org = Org()
     _, tooling = serve(org)
@@ -408,7 +408,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def put(value: Any, path: tuple[Any, ...], thing: Any) -> Any:
-    """Replace the part of `value` at `path` by `thing`, or remove it if `thing` is LEFT_OUT."""
+    """Replace the part of `value` at `path` with `thing`, or remove it if `thing` is LEFT_OUT."""
     if not path:
         return thing
     key, *rest = path

@@ -1,6 +1,6 @@
 """Small test servers on loopback: an HTTP or HTTPS host, a raw TCP host and a CONNECT proxy.
 
-Each server runs within a ``with`` block. The test decides how it answers.
+Each server runs within a ``with`` block. The test decides how it responds.
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ def test_each_sign_in_flow_works_over_tls(way, run_emulator, tmp_path, monkeypat
 
 
 def test_a_salesforce_object_signs_in_over_tls(run_emulator):
-    """An existing `simple_salesforce.Salesforce` object serves as the login, and is renewed
-    after its token expires.
+    """An existing `simple_salesforce.Salesforce` object provides the token, and a new one after
+    that expires.
     """
     emulator = run_emulator(tls=True)
 
@@ -164,7 +164,7 @@ def test_a_salesforce_object_signs_in_over_tls(run_emulator):
 def test_from_env_signs_in(run_emulator, monkeypatch):
     """Both clients that `from_env` returns sign in with settings from environment variables.
 
-    They ask the login host for nothing before the first call.
+    Neither of them contacts the login host before its first call.
     """
     emulator = run_emulator(tls=True)
     settings = client_credentials(emulator)
@@ -198,9 +198,8 @@ def test_from_env_signs_in(run_emulator, monkeypatch):
     ],
 )
 def test_expired_tokens_leave_no_gap_in_a_stream(way, rotating, run_emulator, tmp_path):
-    """A token that expires three times in one stream is renewed.
-
-    Each event is delivered once and in order, and no gap is reported.
+    """A stream whose token expires three times still delivers each event once, in order, with
+    no gap reported.
     """
     settings = EmulatorSettings(events_per_response=5, rotate_refresh_tokens=rotating)
     emulator = run_emulator(tls=True, settings=settings)

@@ -93,7 +93,7 @@ def credentials(host, http, **options) -> ClientCredentials:
 
 
 def test_client_credentials(host, http):
-    """The flow posts its form to the token endpoint.
+    """The flow posts the client's ID and secret as a form to the token endpoint.
 
     The session has the response's token, instance and organisation.
     """
@@ -145,7 +145,7 @@ def test_refresh_token_of_an_app_with_a_secret(host, http):
 
 
 def test_username_and_password(host, http):
-    """The flow posts its form, and special characters in the password are preserved."""
+    """The posted form contains all credentials, with special characters in the password intact."""
     UsernamePassword("k", "s", "u@x.org", "p&=%w", login_url=host.url, http=http).get_session(None)
     assert host.requests[0].form == {
         "grant_type": "password",
@@ -402,8 +402,8 @@ def test_an_instance_other_than_the_configured_one_raises(host, http):
     ],
 )
 def test_an_invalid_instance_url_gets_no_token(host, http, instance_url):
-    """If the response's instance URL is anything but ``https://`` and a valid host, an error is
-    raised and nothing is sent to it.
+    """An instance URL other than ``https://`` and a valid host raises an error, and no further
+    request is sent.
     """
     host.answer = lambda _request: Reply(200, answer(host.url, instance_url=instance_url))
     with pytest.raises(RemoteProtocolError):
@@ -615,9 +615,10 @@ def test_a_malformed_http_response_raises(sent):
 
 @pytest.mark.parametrize("row", REFUSALS, ids=lambda row: f"{row.error}-{row.words}".strip("-"))
 def test_each_row_of_the_refusals_table_is_matched(row):
-    """A response with the error code and text of a row in the refusals table selects that row.
+    """Each row of the refusals table is found by its error code and words.
 
-    The resulting error contains the service's code and description, and what to check.
+    The resulting error contains the service's code and description, and what the row says to
+    check.
     """
     description = f"It says: {row.words.upper()}." if row.words else "other"
     found = {"error": row.error, "error_description": description}
@@ -663,7 +664,7 @@ def test_a_rejected_sign_in_says_what_to_check(host, http, error, description, c
 
 
 def test_an_exceeded_login_rate_is_retryable(host, http):
-    """Too many sign-ins are rejected only for a while, so the error can be retried."""
+    """An exceeded login rate is a temporary condition, so its error is retryable."""
     refusal = {"error": "rate_limit_exceeded", "error_description": "login rate exceeded"}
     host.answer = lambda _request: Reply(400, refusal)
     with pytest.raises(AuthenticationError) as caught:

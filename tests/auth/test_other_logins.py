@@ -210,7 +210,7 @@ def org(authority):
 
 
 def login_with(salesforce: object, org) -> SimpleSalesforceLogin:
-    """Return a login that uses *salesforce*, after pointing it at the server *org*."""
+    """Point *salesforce* at the server *org*, and return a login that uses *salesforce*."""
     salesforce.sf_instance = f"127.0.0.1:{org.port}"
     return SimpleSalesforceLogin(salesforce, http=HttpClient(ca_file=org.ca_file, timeout=30.0))
 

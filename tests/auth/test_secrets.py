@@ -1,8 +1,8 @@
 """No secret is printed, logged, pickled or contained in an error.
 
-Each way of signing in is tested with planted secrets, in success and in every kind of failure, at a
-host that echoes whatever it was sent. Then everything that could be seen is searched for the
-secrets.
+Each way of signing in is tested with planted secrets, in success and in every kind of failure,
+against a host that echoes whatever it is sent. Everything that could be seen is then searched for
+the secrets.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def key_file(tmp_path_factory) -> Path:
 
 
 def capture_all_logs(caplog: pytest.LogCaptureFixture) -> None:
-    """Capture the log at level DEBUG; an earlier test may have set this package's level."""
+    """Capture all logs at level DEBUG, even if an earlier test has set this package's level."""
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.DEBUG, "sfpubsub")
 
@@ -279,8 +279,8 @@ def test_nothing_that_holds_a_secret_is_pickled(key_file):
     ],
 )
 def test_scrub_redacts_tokens_in_foreign_text(text):
-    """Everything that looks like a token, and every secret that was sent, is redacted in text from
-    elsewhere.
+    """In text that this package did not write, `scrub` redacts everything that looks like a token,
+    and every secret that was sent.
     """
     assert_clean(scrub(text, [CLIENT_SECRET]), "the text")
 

@@ -188,7 +188,10 @@ def test_a_rejected_renewal_is_shared_by_waiting_threads():
 
 @pytest.mark.parametrize("tenant", ["00D000000000002", "core/acme/00D000000000002EAA"])
 def test_a_tenant_other_than_the_tokens_is_reported(tenant):
-    """The service reports only an invalid token, so the client's error names both organisations."""
+    """If the token is rejected, the error names the token's organisation and the configured tenant.
+
+    The service reports only that the token is invalid.
+    """
     static = StaticSession(Session(SECRET, "https://x", tenant))
     with pytest.raises(AuthenticationError, match=r"00D000000000001EAA.*00D000000000002"):
         static.get_session(static.get_session(None))
@@ -196,14 +199,16 @@ def test_a_tenant_other_than_the_tokens_is_reported(tenant):
 
 @pytest.mark.parametrize("tenant", ["00D000000000001", "core/acme/00D000000000001EAA", "acme"])
 def test_a_tenant_that_may_be_correct_is_not_blamed(tenant):
-    """A tenant that matches the token's, or can't be compared, leads to the usual expiry error."""
+    """If the configured tenant matches the token's, or cannot be compared with it, the error is
+    the usual expiry error.
+    """
     static = StaticSession(Session(SECRET, "https://x", tenant))
     with pytest.raises(SessionExpiredError, match="no longer accepts"):
         static.get_session(static.get_session(None))
 
 
 def test_white_space_around_a_token_is_removed():
-    """A token that was read from a file may end with a line break."""
+    """White space before or after a token, such as the line break at a file's end, is removed."""
     assert Session(SECRET + "\n", " https://x ", "t").access_token == SECRET
 
 

@@ -1,4 +1,4 @@
-"""Schemas and events for tests: two small ones, and the corpus of ``tests/data``."""
+"""Schemas and events for tests: two small schemas, and the corpus of ``tests/data``."""
 
 from __future__ import annotations
 

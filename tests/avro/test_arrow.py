@@ -66,8 +66,8 @@ def encode_rows(schema_json: str, *rows: Any) -> list[bytes]:
 
 
 def decode(schema_json: str, payloads: list[bytes], native: bool) -> tuple[pa.StructArray, dict]:
-    """Decode *payloads* by one route; return the validated array, and the errors of rejected
-    payloads by index.
+    """Decode *payloads* natively or through dicts; return the validated array, and the errors of
+    rejected payloads by index.
     """
     decoder = Values("S", schema_json, native=native)
     array, rejected = decoder.decode(payloads)
@@ -77,7 +77,10 @@ def decode(schema_json: str, payloads: list[bytes], native: bool) -> tuple[pa.St
 
 
 def as_decoded(shape: Shape, value: Any) -> Any:
-    """Return a value of an Arrow row in the form of `Codec.decode`, with unions as plain values."""
+    """Convert a value of an Arrow row to what `Codec.decode` returns.
+
+    A union becomes its plain value.
+    """
     if value is None or shape.kind in ("null", "enum"):
         return value
     if shape.kind == "optional":
@@ -96,7 +99,10 @@ def as_decoded(shape: Shape, value: Any) -> Any:
 
 
 def assert_routes_agree(schema_json: str, payloads: list[bytes]) -> pa.StructArray:
-    """Check that all routes give equal values, types and rejected payloads; return the array."""
+    """Check that both routes agree on values, types and errors, and match `Codec.decode`.
+
+    Return the array.
+    """
     by_dicts, bad = decode(schema_json, payloads, native=False)
     codec, plain = Codec("S", schema_json), []
     for number, data in enumerate(payloads):
@@ -337,9 +343,9 @@ def avro_types(draw: st.DrawFn, scope: Scope, depth: int = 2) -> tuple[Any, Any]
 
 
 def label_of(type_: Any) -> str:
-    """Return fastavro's label for a branch of a union, or ``union`` if the type is a union.
+    """Return the label of *type_* as a branch of a union, or ``union`` if it is itself a union.
 
-    Values must name their branch: fastavro cannot choose one that contains a named enum or fixed.
+    fastavro needs the label, because it cannot choose a branch that contains a named enum or fixed.
     """
     if not isinstance(type_, dict):
         return type_ if isinstance(type_, str) else "union"
@@ -536,7 +542,9 @@ def test_types_unsupported_by_the_compiled_decoder_use_dicts(type_):
 
 @pytest.mark.parametrize("native", ROUTES)
 def test_the_envelope_columns_equal_the_events_attributes(native):
-    """On both routes, each envelope column equals the matching attribute of the event or batch."""
+    """Each envelope column equals the matching attribute of the event or batch, whether values are
+    decoded natively or through dicts.
+    """
     codec = Codec("acct", schema_text("account_change"))
     payloads = [payload("account_change", value) for value in values("account_change", 20)]
     batch = received([codec], [(0, data) for data in payloads], first_seq=40)

@@ -186,8 +186,8 @@ def test_a_string_instead_of_a_list_raises():
     ],
 )  # fmt: skip
 def test_components_are_found_in_unions_and_by_reference(kind):
-    """A record's components are known in unions of any form, and in later fields that refer to
-    the record only by its name.
+    """The components of a record are found whether its type stands alone or in a union, and in
+    later fields that refer to it only by name.
     """
     reference = "other.Point" if "other" in json.dumps(kind) else "Point"
     text = schema_json(
@@ -365,7 +365,7 @@ def test_a_schema_is_parsed_once_per_id_and_text():
 
 
 def test_threads_share_a_schema():
-    """Four threads that overflow the cache of one schema all get the right names."""
+    """Four threads that overfill the cache of a schema that they share get the right names."""
     alone, schema = ChangeSchema("acc", ACCOUNT), ChangeSchema("acc", ACCOUNT)
     entries = [[f"0x{bits:04X}", "6-0x01"] for bits in range(300 + 2 * MAX_BITMAPS)]
     names = [alone.expand(each) for each in entries]
@@ -530,8 +530,8 @@ DIFF = f"--- \n+++ {HASH}\n@@ -1,2 +1,2 @@\n line\n-old\n+new\n"
 
 @pytest.mark.parametrize("text", [DIFF, DIFF.replace("--- ", "---"), DIFF.replace("\n", "\r\n")])
 def test_a_diff_of_a_large_text_becomes_a_text_diff(text):
-    """If a field is in ``diffFields`` and its value begins with a diff header, its value is a
-    `TextDiff` with the hash of the new text.
+    """A field is read as a `TextDiff` with the hash of the new text if it is in ``diffFields`` and
+    its value begins with a diff header.
     """
     for lists in ({"changedFields": ["0x20"], "diffFields": ["0x20"]}, {"diffFields": ["0x20"]}):
         found = change(values={"Description": text}, **lists).change("Description")
@@ -688,7 +688,7 @@ ACCESSORS = (
 
 
 def received(subscription, count: int) -> list[Event]:
-    """Collect whole batches until there are at least *count* events, and return all of them."""
+    """Return the events of as many batches as it takes to receive at least *count* events."""
     events: list[Event] = []
     while len(events) < count:
         batch = subscription.next_batch(PATIENCE)
@@ -793,9 +793,10 @@ SHIPMENTS, CARRIERS = "/data/Shipment__ChangeEvent", "/data/Carrier__ChangeEvent
 
 
 def test_a_channel_of_two_entities_from_a_seed(run_emulator, connect, tmp_path):
-    """On a channel with two entities, equal bitmaps name the fields of each event's own schema.
+    """On a channel with events of two objects, the same bitmap is expanded with each event's own
+    schema.
 
-    GetTopic returns no schema id for a channel; each event has its own.
+    GetTopic returns no schema id for the channel.
     """
     seed = tmp_path / "fleet.toml"
     lines = []

@@ -73,7 +73,7 @@ def test_trailing_bytes_raise():
 
 @given(st.binary(max_size=40))
 def test_random_bytes_decode_or_raise_decode_error(payload: bytes):
-    """Random bytes decode to an event with all fields, or raise `DecodeError`, nothing else."""
+    """Random bytes decode to an event with all fields, or raise `DecodeError` and nothing else."""
     try:
         value = ORDERS.decode(payload)
     except DecodeError:

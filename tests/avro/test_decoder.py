@@ -74,9 +74,10 @@ def number(value: int) -> bytes:
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_corpus_values_match_fastavro(name):
-    """Every schema of the corpus is supported by the generated decoder.
+    """Without a fallback, the generated decoder returns fastavro's values for every schema of the
+    corpus.
 
-    Both decoders return fastavro's values.
+    The careful decoder returns the same values.
     """
     codec = Codec("id", schema_text(name))
     assert is_generated(codec)
@@ -187,9 +188,10 @@ def linked() -> Codec:
 
 
 def exponential(levels: int, fan: int) -> Codec:
-    """Return a codec for a small schema with fan**levels fields once its references are expanded.
+    """Return a codec for a small schema that has exponentially many fields once its references are
+    expanded.
 
-    None of the field values takes any bytes.
+    Their number grows as *fan* to the power of *levels*; none of their values takes any bytes.
     """
     kind: object = {"type": "record", "name": "L0", "fields": []}
     for level in range(1, levels):
@@ -397,8 +399,9 @@ def test_a_union_inside_a_union_has_its_own_index():
 
 
 def negative_blocks(items: list[bytes]) -> bytes:
-    """Return each item as a block of its own with a negative count and a size, as Java's encoder
-    may write it.
+    """Return the encoded *items* as blocks of one item, each with a negative count and a size.
+
+    Java's encoder may write such blocks.
     """
     blocks = b"".join(number(-1) + number(len(item)) + item for item in items)
     return blocks + number(0)
@@ -521,9 +524,7 @@ def test_zero_byte_items_are_limited_per_payload():
 
 
 def test_padded_numbers_are_decoded():
-    """A number may be encoded with more bytes than it needs, and is decoded as fastavro decodes
-    it.
-    """
+    """A number that is encoded with more bytes than necessary is decoded as by fastavro."""
     codec = codec_of(["null", "long"], {"type": "array", "items": "int"}, "string")
     raw = b"\x82\x00" + b"\x86\x80\x00" + b"\x82\x00\x82\x00\x80\x00" + b"\x82\x80\x00x"
     expected = {"f0": 3, "f1": [1], "f2": "x"}

@@ -168,8 +168,8 @@ def test_both_decoders_agree_on_nan_and_infinities(number_):
 
 @needs_native
 def test_both_decoders_agree_on_a_repeated_map_key():
-    """In a dict, a repeated key keeps its first place and gets the last value; Arrow keeps both
-    entries.
+    """If a map repeats a key, both decoders keep its first place and last value in a dict, and
+    every entry in Arrow.
     """
     both = pair_of({"type": "map", "values": "int"})
     raw = number(3) + b"\x02a\x02" + b"\x02b\x04" + b"\x02a\x06" + b"\x00"

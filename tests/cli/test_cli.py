@@ -88,7 +88,9 @@ def test_subscribe_prints_json_lines_and_the_next_run_resumes(emulator, capsys):
 
 
 def test_subscribe_resumes_from_a_printed_replay_id(emulator, capsys):
-    """The hexadecimal replay id of a printed line can be given to ``--replay``."""
+    """``--replay`` accepts the hexadecimal replay id of a printed line, and resumes after its
+    event.
+    """
     results = emulator.publish(TOPIC, orders(5))
     replay = results[2].replay_id.hex()
     options = ["--topic", TOPIC, "--replay", replay, "--max-events", "2", "--raw"]
@@ -99,7 +101,9 @@ def test_subscribe_resumes_from_a_printed_replay_id(emulator, capsys):
 
 
 def test_a_replay_store_lets_a_topic_resume(emulator, tmp_path, capsys):
-    """The second run resumes from the stored position, and ignores ``--replay``."""
+    """A second run with the same ``--replay-store`` resumes from the stored position, and ignores
+    ``--replay``.
+    """
     results = emulator.publish(TOPIC, orders(25))
     file = tmp_path / "positions.json"
     options = ["subscribe", "--topic", TOPIC, "--replay", "earliest", "--replay-store", str(file)]

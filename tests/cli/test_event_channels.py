@@ -175,9 +175,10 @@ MEMBER = {"eventChannel": "A__chn", "selectedEntity": "AccountChangeEvent"}
 
 
 def answering(channels: object, metadata: object) -> Callable[[Request], Reply]:
-    """Return a handler that responds to queries for channel members and for channels.
+    """Return a request handler that responds to an org's queries.
 
-    Member queries return one row with *metadata*; all other queries return the rows *channels*.
+    A query for channel members returns one row with *metadata*; any other query returns the rows
+    in *channels*.
     """
 
     def answer(request: Request) -> Reply:
@@ -192,7 +193,7 @@ def answering(channels: object, metadata: object) -> Callable[[Request], Reply]:
 
 @pytest.fixture
 def org():
-    """Return a function that creates a client of an org whose responses a given handler returns."""
+    """Return a function that starts a fake org with a request handler and returns its client."""
     with contextlib.ExitStack() as opened:
 
         def make(answer: Callable[[Request], Reply]) -> OrgClient:

@@ -53,7 +53,7 @@ def emulator(run_emulator, monkeypatch):
 
 
 def keep_status(clock: Clock, **changes) -> StatusFile:
-    """Return the context manager that keeps the status file of a ``subscribe`` run."""
+    """Return the context manager that maintains the status file of a ``subscribe`` run."""
     return StatusFile("subscribe", "managed", NAME, SETTINGS, clock=clock, **changes)
 
 
@@ -297,7 +297,9 @@ def test_concurrent_runs_have_separate_entries(state):
 
 
 def test_resolved_reason_is_no_longer_shown(state):
-    """Updating the status file copies state and reason from `health`, even before any event."""
+    """Once `health` no longer gives a reason, the status file no longer shows it, even before any
+    event.
+    """
     clock, subscription = Clock(NOW), Subscription()
     subscription.becomes(state="waiting", reason="another stream holds it")
     with keep_status(clock) as status:
@@ -520,8 +522,8 @@ def test_status_file_contains_no_secret(emulator, state):
 
 
 def test_state_directory_setting_overrides_the_default(monkeypatch, state):
-    """Without SFPUBSUB_STATE_DIR, the directory is ``sfpubsub`` in the system's default place for
-    state.
+    """SFPUBSUB_STATE_DIR sets the state directory; by default, it is ``sfpubsub`` in the system's
+    place for state.
     """
     assert state_dir() == state
     monkeypatch.delenv("SFPUBSUB_STATE_DIR")

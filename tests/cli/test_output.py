@@ -60,7 +60,7 @@ def wait_for_exit(process) -> tuple[int, str]:
 
 
 def remaining_event_ids(emulator, capsys) -> list[str]:
-    """Return the ids of the events that a second run receives."""
+    """Return the ids of the events that a second run of ``subscribe`` receives."""
     assert run(["subscribe", "--managed", NAME, "--idle-timeout", "0.3"]) == 0
     return [json.loads(line)["event_id"] for line in capsys.readouterr().out.splitlines()]
 
@@ -85,7 +85,7 @@ def test_closed_pipe_acks_only_the_lines_that_were_read(emulator, capsys):
 
 
 def test_closed_pipe_ends_an_idle_subscription(emulator):
-    """When the reader leaves, as `head -1` does, the command does not wait for another event."""
+    """If the reader exits, as `head -1` does, the command does not wait for another event."""
     emulator.publish(TOPIC, orders(1))
     with subscribing(emulator) as process:
         read_line(process)
@@ -124,7 +124,9 @@ def test_head_ends_a_pipeline_cleanly(emulator, capsys):
 
 @linux
 def test_exit_waits_until_the_last_lines_are_read(emulator, capsys):
-    """After --max-events the command waits for a slow reader and acks what it reads."""
+    """After --max-events, the command waits until a slow reader has read the last lines, and acks
+    their events.
+    """
     published = [result.event_id for result in emulator.publish(TOPIC, orders(10))]
     with subscribing(emulator, "--max-events", "5") as process:
         assert [read_line(process)["event_id"] for _ in range(2)] == published[:2]
@@ -178,9 +180,8 @@ def test_closed_stdout_is_rejected_at_startup(emulator, monkeypatch, capsys):
 
 
 def test_output_that_is_not_a_pipe_counts_as_read(tmp_path):
-    """Bytes written to a file or to an in-memory object count as read at once.
-
-    A write may end in the middle of a character.
+    """Bytes written to a file or to an in-memory object count as read at once, even if a write
+    ends in the middle of a character.
     """
     memory = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with open(tmp_path / "lines", "w", encoding="utf-8") as file:

@@ -35,7 +35,9 @@ def emulator(run_emulator, monkeypatch):
 
 @pytest.fixture
 def file(tmp_path):
-    """Return a function that writes events to a file and returns the arguments that publish it."""
+    """Return a function that writes its arguments to a file of events, one JSON line each, and
+    returns the command-line arguments to publish them.
+    """
     path = tmp_path / "events.jsonl"
 
     def write(*lines):
@@ -75,9 +77,9 @@ def test_line_can_set_the_event_id(options, emulator, connect, file, capsys):
     ],
 )
 def test_line_with_invalid_event_metadata_is_rejected(about, says, emulator, file, capsys):
-    """The error names the line and its mistake.
+    """The error names the line and says what is wrong with it.
 
-    The line before it was published and its result printed.
+    The line before it is published, and its result is printed.
     """
     assert run(file({}, {"_event": about})) == 1
     said = capsys.readouterr()

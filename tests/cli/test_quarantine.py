@@ -56,7 +56,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 
 def run_quarantine(kept: FileQuarantine, command: str, *arguments: str) -> int:
-    """Run a quarantine *command* on the directory of *kept*, and return its exit code."""
+    """Run ``sfpubsub quarantine`` *command* on the quarantine *kept*; return the exit code."""
     return run(["quarantine", command, "--dir", str(kept.directory), *arguments])
 
 
@@ -167,9 +167,9 @@ def test_redrive_prints_each_event_once(kept, capsys):
 
 
 def test_undecodable_events_stay_after_a_redrive(kept, capsys):
-    """Redrive prints what it can decode and exits with code 1.
+    """Redrive prints the events it can decode, keeps the others, and exits with code 1.
 
-    The rest is printed once its schema is found.
+    A later redrive prints those if it is given their schemas.
     """
     put(kept, 1)
     (good,) = put(kept, 2, schema_json=SCHEMA)
@@ -276,7 +276,9 @@ def test_only_one_redrive_runs_at_a_time(kept, capsys):
 
 
 def test_subscribe_with_quarantine_continues_after_a_bad_event(emulator, tmp_path, capsys):  # noqa: F811
-    """With --quarantine, `subscribe` keeps an undecodable event and commits a position after it."""
+    """With --quarantine, `subscribe` quarantines an undecodable event, then prints and commits the
+    event after it.
+    """
     good = emulator.publish(TOPIC, orders(1))[0]
     draft = Draft(schema_id=good.schema_id, payload=b"\xff")
     emulator.publish_raw(TOPIC, [draft])

@@ -139,8 +139,8 @@ class Script(MemoryTransport):
 
 
 def ticks(*values: int, pending: int = 90) -> Response:
-    """Return a response with one event for each of *values*, which must fit into one byte of Avro,
-    and thus be below 64.
+    """Return a response with one event for each of *values*, which must be below 64 to fit into one
+    byte of Avro.
     """
     events = tuple(
         RawEvent(f"id{value}", "tick", bytes([2 * value]), ReplayId(b"r%d" % value))
@@ -552,7 +552,7 @@ def test_closing_the_sync_client_during_a_fetch_ends_iteration():
 
 
 def test_a_cancelled_next_batch_loses_nothing(run_emulator):
-    """Each event is delivered once and in order, no matter when calls of `next_batch`
+    """Each event is delivered once and in order, no matter when calls to `next_batch`
     are cancelled.
     """
     emulator = run_emulator(settings=Settings(events_per_response=5))
@@ -581,7 +581,7 @@ def test_a_cancelled_next_batch_loses_nothing(run_emulator):
 
 
 def test_cancellation_after_arrival_keeps_the_batch():
-    """A batch that arrived before the waiting task was woken is returned by the next call."""
+    """If `next_batch` is cancelled after a batch has arrived, the next call returns that batch."""
     script = Script()
 
     async def main():
@@ -798,7 +798,7 @@ def test_async_store_holds_the_acked_position(run_emulator):
 
 
 def test_async_store_is_read_once_by_concurrent_tasks(run_emulator):
-    """Two tasks that open a subscription at once read its position once.
+    """If two tasks open a subscription concurrently, its position is read only once.
 
     A subscription that is never opened reads nothing.
     """
@@ -999,7 +999,7 @@ class HalfAsyncStore(DictStore):
 
 @pytest.mark.parametrize("make", [AsyncDictStore, HalfAsyncStore])
 def test_sync_client_rejects_async_stores(run_emulator, connect, make):
-    """The sync client rejects a store with coroutines; the asyncio client awaits them."""
+    """The sync client rejects a store with a coroutine method; the asyncio client accepts it."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     store = make(StartPosition.earliest())

@@ -1,4 +1,4 @@
-"""Tests of the consumer alone: how it handles a response, and in which order."""
+"""Tests of the consumer alone: the steps by which it handles a response, and their order."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def health(**facts: Any) -> Health:
 
 
 def test_responses_are_handed_out_in_order_of_arrival():
-    """Each response becomes one batch and leaves the queue; then the consumer waits."""
+    """Each response is handed out as one batch; once the queue is empty, the consumer waits."""
     harness = ConsumerHarness()
     harness.queue = [arrival(1, b"\x02", b"\x04"), arrival(3, b"\x06")]
     assert harness.hand_out() == [1, 2]
@@ -248,7 +248,7 @@ def test_a_pause_does_not_hide_the_end():
 
 
 def test_received_events_are_handed_out_before_the_end():
-    """A plain subscription that has failed hands out its queue before it ends."""
+    """After a failure, a plain subscription hands out the events in its queue before it ends."""
     harness = ConsumerHarness()
     harness.queue, harness.over = [arrival(1, b"\x02")], True
     harness.hand_out()
@@ -273,7 +273,10 @@ def test_discarded_events_are_not_handed_out():
 
 
 def test_a_response_waits_for_its_schemas():
-    """Unknown schemas are fetched before a response is handed out, even after an interruption."""
+    """A response is handed out only after its unknown schemas have been fetched.
+
+    An interrupted fetch is repeated.
+    """
     harness = ConsumerHarness()
     harness.queue = [arrival(1, b"\x02", schema_id="tock")]
     assert harness.step() == FetchSchemas(("tock",))
@@ -379,7 +382,7 @@ def test_undecodable_events_are_quarantined_before_anything_is_acked():
 
 
 def test_each_response_is_quarantined_separately():
-    """A quarantine that was completed for one response does not count for the next."""
+    """Quarantining the events of one response does not exempt those of the next."""
     harness = ConsumerHarness("quarantine")
     harness.queue = [arrival(1, BAD), arrival(2, BAD)]
     for seq in (1, 2):
@@ -453,9 +456,9 @@ def test_positions_are_stored_at_most_once_per_interval():
 
 
 def test_acked_position_is_stored_before_the_consumer_waits():
-    """Before it waits for events, the consumer stores an acked position at once.
+    """An acked position is stored at once if the consumer has no events and is about to wait.
 
-    At other times, the position waits for the store interval.
+    Otherwise, the position waits for the store interval.
     """
     harness = ConsumerHarness()
     harness.consumer.storable(position(1))

@@ -1,7 +1,7 @@
 """What given traffic costs in requests, commits, flushes, objects and wake-ups.
 
-These tests count instead of measuring time, which says little on a busy machine: a step repeated
-needlessly for each event slows a client down.
+These tests count operations, because times say little on a busy machine. They detect steps that are
+repeated needlessly for each event.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def take_all(subscription, seen=0):
 
 @pytest.mark.parametrize(("size", "at_once"), [(1, 50), (10, 50), (100, 100)])
 def test_number_of_requests(size, at_once):
-    """More events are requested when half a window can be filled, or nothing is outstanding."""
+    """The client requests more events only when half of its window is free, or when no requested
+    event is outstanding.
+    """
     most = 1 + (EVENTS + WINDOW) // at_once  # the first one fills the window
     service = CountingService(size)
     with (
@@ -117,9 +119,10 @@ def test_number_of_commits(size):
 
 @pytest.mark.parametrize("managed", [False, True])
 def test_number_of_driver_turns(managed, monkeypatch):
-    """A response takes two turns of the driver: on its arrival and on its removal from the queue.
+    """The driver takes two turns for a response: when it arrives, and when the application reads
+    it.
 
-    The second turn also acks the previous response.
+    The second turn also acks the previous response. Each commit takes at most two more turns.
     """
     service, turns = CountingService(1), []
     apply = CallDriver._apply

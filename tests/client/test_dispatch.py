@@ -301,7 +301,7 @@ def test_events_of_one_key_run_in_order_and_others_do_not_wait():
 
 
 def test_an_event_with_several_keys_waits_for_all_of_them():
-    """An event of two records runs after the earlier events of both, and before the later ones."""
+    """An event with two keys starts after the earlier events of both and before the later ones."""
     work = dispatcher()
     for event, keys in enumerate(["a", "b", "ab", "a", "b"]):
         work.arrived(event, keys)
@@ -391,8 +391,9 @@ def test_event_waiting_for_a_retry_blocks_its_key_but_no_worker():
 
 
 def test_last_retry_is_at_the_end_of_the_budget():
-    """The budget is counted from the first failure, and the last delay is shortened
-    to end with it.
+    """Retries end `Retry.seconds` after the first failure.
+
+    The last delay is shortened so that the last retry happens exactly then.
     """
     work = dispatcher(retry=Retry(seconds=5, initial=4, maximum=100))
     work.arrived("x")
@@ -419,8 +420,8 @@ def test_last_retry_is_at_the_end_of_the_budget():
     ids=lambda value: type(value).__name__,
 )
 def test_which_errors_are_retried(error: BaseException, again: bool):
-    """Errors are retried, except for final errors of this package, decoding errors, and exceptions
-    that end programs.
+    """Errors are retried, except for final errors of this package, decoding errors, and
+    KeyboardInterrupt.
     """
     work = dispatcher(retry=Retry())
     work.arrived("x")
@@ -437,7 +438,7 @@ def test_only_named_exceptions_are_retried():
 
 
 def test_stopped_run_finishes_and_acks_only_running_events():
-    """After a failure the running events are awaited and acked, and no other event is acked."""
+    """After a failure, the events still running are awaited and acked; no others are acked."""
     work = dispatcher(workers=2)
     for event in range(4):
         work.arrived(event)
@@ -508,7 +509,7 @@ def test_failed_event_blocks_its_key_until_it_is_quarantined():
 def test_a_quarantine_that_cannot_be_written_stops_the_run():
     """If failed events cannot be quarantined, the run ends without acking them.
 
-    The first write error is kept as the reason.
+    The first write error is kept as the reason why the run ended.
     """
     work = dispatcher(limit=NO_LIMIT)
     for event in "xy":
@@ -524,7 +525,10 @@ def test_a_quarantine_that_cannot_be_written_stops_the_run():
 
 
 def test_failed_ack_stops_the_run():
-    """A failed ack ends the run, and frees no worker because an ack occupies none."""
+    """A failed ack ends the run.
+
+    It frees no worker, because an ack occupies none.
+    """
     work = dispatcher()
     work.broke(OSError())
     assert steps(work) == [Finish()]
@@ -562,7 +566,7 @@ def test_few_failures_among_many_events_are_within_the_limit():
 
 
 def test_room_opens_only_when_half_of_it_is_free():
-    """A run whose room is full accepts no more events until half of the room is free.
+    """A run that holds the maximum number of events accepts no more until half of them are done.
 
     Otherwise, it would request events one at a time.
     """
@@ -604,6 +608,6 @@ def test_invalid_retry_time_is_rejected(name: str, value: float):
 
 @pytest.mark.parametrize(("failures", "last"), [(-1, 5), (5, 5), (6, 5)])
 def test_invalid_quarantine_limit_is_rejected(failures: int, last: int):
-    """A limit of `failures` that is negative, or not less than `last`, raises ValueError."""
+    """A `QuarantineLimit` raises ValueError if *failures* is negative or not less than *last*."""
     with pytest.raises(ValueError, match="less than last"):
         QuarantineLimit(failures, last)

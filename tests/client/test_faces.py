@@ -30,7 +30,7 @@ SPELLED = {
 
 
 def members(cls: type) -> list[str]:
-    """Return the names of *cls* to compare in order of definition, those of its bases first."""
+    """Return the member names of *cls* to compare, in order of definition, inherited ones first."""
     found: list[str] = []
     for base in reversed(cls.__mro__[:-1]):
         found += [

@@ -102,7 +102,7 @@ def test_only_the_contiguous_acked_prefix_is_committed(run_emulator, connect):
 
 
 def test_drop_between_commit_and_answer_repeats_nothing(run_emulator, connect):
-    """If a stream drops before a commit is answered, the next stream confirms the commit.
+    """If a stream drops before the response to a commit, the next stream confirms the commit.
 
     No event is delivered twice, and no gap is reported.
     """
@@ -167,7 +167,10 @@ def test_coalesced_commit_answer_settles_every_caller(run_emulator, connect):
 
 
 def test_refused_commit_raises_and_the_next_one_succeeds(run_emulator, connect):
-    """`commit` raises the error to its caller, no position moves, and the stream stays open."""
+    """A refused `commit` raises an error, stores no position, and leaves the stream open.
+
+    The next commit succeeds.
+    """
     plan = FaultPlan()
     settings = Settings(commit_answer_delay_s=0.2)  # so that the commit below waits for its answer
     emulator = run_emulator(faults=plan, settings=settings)
@@ -246,7 +249,7 @@ def test_subscription_can_be_opened_by_its_record_id(run_emulator, connect):
 
 
 def test_client_resumes_when_the_service_restarts(run_emulator, connect, tmp_path):
-    """When the service is back at its address, each event is still delivered once, in order."""
+    """If the service restarts at the same address, each event is still delivered once, in order."""
     first = run_emulator(data_dir=tmp_path / "data", settings=Settings(events_per_response=10))
     first.publish(TOPIC, orders(50))
     port = int(first.grpc_target.rpartition(":")[2])
@@ -260,7 +263,9 @@ def test_client_resumes_when_the_service_restarts(run_emulator, connect, tmp_pat
 
 
 def test_keepalives_move_the_committed_position_of_an_idle_topic(run_emulator, connect):
-    """The committed position of a topic without events advances with the org's newest position."""
+    """Even without events, a topic's committed position advances, because keepalives carry the
+    org's newest position.
+    """
     emulator = run_emulator(settings=Settings(keepalive_s=0.05, tip_refresh_s=0.0))
     emulator.publish(TOPIC, orders(1))
     with connect(emulator).subscribe_managed(NAME) as subscription:

@@ -103,7 +103,9 @@ def test_stream_end_without_an_error_code_is_retried(run_emulator, connect, stat
 
 
 def test_drop_at_latest_before_any_position_is_reported(run_emulator, connect):
-    """A subscription at LATEST that has no position yet may miss events, so a gap is reported."""
+    """If a stream from LATEST drops before its first response, a gap is reported, because events
+    may be missed.
+    """
     plan = FaultPlan([Fault("drop_stream", after_responses=0)])
     emulator = run_emulator(faults=plan)
     gaps = []

@@ -165,7 +165,9 @@ def test_no_event_is_lost_and_repeats_keep_their_id(face, streamed, run_emulator
 
 @FACES
 def test_changed_schema_loses_no_event(face, run_emulator, connect):
-    """An event that is rejected for its old schema is reencoded and sent again under its id."""
+    """An event that is rejected for its old schema is encoded with the new one and sent again with
+    the same id.
+    """
     emulator = run_emulator(settings=Settings(accept_old_schemas=False))
 
     async def scenario():
@@ -326,7 +328,7 @@ def test_close_raises_failures_that_were_not_reported(face, run_emulator):
 
 @FACES
 def test_permission_error_ends_the_publisher(face, run_emulator):
-    """If the user may not publish, `send` raises that error, and receipts report it."""
+    """If the user may not publish, the receipt reports the error, and the next `send` raises it."""
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse", rpc="PublishStream", error_code="topic.meta.permission"))
 

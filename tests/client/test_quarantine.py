@@ -83,7 +83,7 @@ def quarantine(tmp_path: Path) -> FileQuarantine:
 
 
 def collect(held: Held, count: int) -> list[int]:
-    """Return the numbers of *count* events, and check that no further event arrives."""
+    """Receive *count* events, check that no other arrives, and return their numbers."""
     seen = held.collect(count)
     assert held.next(0.3) is None
     return seen
@@ -274,7 +274,7 @@ def test_event_with_an_unknown_schema_is_undecodable(start: Start, quarantine: F
 
 @pytest.mark.parametrize("policy", ["quarantine", "skip"])
 def test_temporary_schema_failure_is_waited_out(start: Start, quarantine: FileQuarantine, policy):
-    """A temporary failure of GetSchema never quarantines or skips an event."""
+    """A temporary failure of GetSchema never causes an event to be quarantined or skipped."""
     service, face = start()
     service.publish_valid(2)
     service.plan("refuse", rpc="GetSchema", times=3)
@@ -297,7 +297,7 @@ def test_temporary_schema_failure_is_waited_out(start: Start, quarantine: FileQu
 def test_schema_error_that_is_not_about_the_schema_skips_nothing(
     start: Start, quarantine: FileQuarantine, policy, fault, error
 ):
-    """A missing permission or a NOT_FOUND without the service's code is raised as an error.
+    """A missing permission, or a NOT_FOUND without the service's own error code, raises an error.
 
     Nothing is committed, and the next call delivers the events.
     """
@@ -317,7 +317,8 @@ def test_schema_error_that_is_not_about_the_schema_skips_nothing(
 def test_which_schema_failures_are_final():
     """An event whose schema is invalid or unknown to the service is treated as undecodable.
 
-    Any other failure to fetch the schema is raised, such as NOT_FOUND without the service's code.
+    Any other failure to fetch the schema is raised, such as a NOT_FOUND without the service's own
+    error code.
     """
 
     def cache(answer: Any) -> SchemaCache:
@@ -408,7 +409,9 @@ def test_inconsistent_policy_options_are_rejected(start: Start, options):
 
 
 def test_a_value_read_twice_is_equal_but_not_shared(start: Start):
-    """Each read of `event.value` gives a new, equal object, even if the policy has decoded it."""
+    """Each read of `event.value` returns a new, equal object, even if "skip" has already decoded
+    the event.
+    """
     service, face = start()
     service.publish_valid(2)
     batch = face.managed(NAME, on_undecodable="skip").batch()

@@ -31,7 +31,9 @@ def test_subscription_survives_refused_commits(run_emulator, connect):
 
 
 def test_commits_that_are_refused_for_too_long_end_the_subscription(run_emulator, connect):
-    """After `commit_budget` seconds a retryable CommitError says that no commit was accepted."""
+    """If no commit is accepted for `commit_budget` seconds, reading raises a retryable CommitError
+    that says so.
+    """
     plan = FaultPlan([Fault("fail_commit", times=10_000)])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=1))
     emulator.publish(TOPIC, orders(40))

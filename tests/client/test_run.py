@@ -53,7 +53,10 @@ Start = Callable[..., tuple[Service, Face]]
 
 @pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
-    """Return a function that makes an emulator and a client, sync or asyncio."""
+    """Return a function that starts an emulator and a client for it.
+
+    Each test runs with the sync client and with the asyncio client.
+    """
     with contextlib.ExitStack() as stack:
 
         def make(**settings: Any) -> tuple[Service, Face]:
@@ -133,9 +136,10 @@ def by_last_digit(event: Event) -> str:
 
 @pytest.mark.parametrize("ack", ["auto", "manual"])
 def test_each_key_keeps_its_order_and_all_events_are_committed(start: Start, ack: str):
-    """With random delays and six workers, each event is handled once, in order within its key.
+    """With six workers and random delays, each event is handled once and committed, and the events
+    of each key are handled in order.
 
-    Six events run at a time, and all are committed in the end.
+    Six events are handled at a time; events with different keys do not wait for each other.
     """
     service, face = start()
     service.publish(300)
@@ -166,7 +170,9 @@ def test_without_a_key_events_do_not_wait_for_each_other(start: Start):
 
 
 def test_finishing_an_event_starts_all_events_waiting_for_it(start: Start):
-    """When an event finishes, all events that were waiting for it start at the same time."""
+    """As soon as an event has been handled, all events that were waiting for it are handled at the
+    same time.
+    """
     service, face = start()
     service.publish(4)
     all_here = threading.Barrier(3)
@@ -326,7 +332,9 @@ class UnspeakableError(Exception):
 
 
 def test_exception_without_text_fails_the_run_like_any_other(start: Start):
-    """An exception of the application with a broken __str__ does not hang the run."""
+    """If a handler raises an exception that cannot be converted to text, the run fails with a
+    HandlerError that names the exception's class.
+    """
     service, face = start()
     service.publish(1)
 
@@ -494,7 +502,9 @@ def test_number_of_held_events_is_bounded(start: Start):
 
 
 def test_drain_from_another_thread_waits_for_running_handlers(start: Start):
-    """No further events are started; those being handled finish and are committed."""
+    """After a call of `drain`, no further handler starts; running handlers finish, and their events
+    are committed.
+    """
     service, face = start()
     service.publish(50)
     go = threading.Event()
@@ -636,7 +646,9 @@ def test_stop_ends_iteration_and_still_accepts_acks(start: Start):
 
 
 def test_stop_can_be_called_by_a_signal_handler_at_any_moment(start: Start):
-    """`stop` takes no lock, because the thread that a signal interrupts may hold any of them."""
+    """`stop` needs none of the subscription's locks, because the thread that a signal interrupts
+    may hold them.
+    """
     _, face = start()
     held = face.managed(NAME)
     delivery = held._subscription._delivery

@@ -188,7 +188,10 @@ class RecordingStore(SchemaStore):
 
 
 def test_cache_asks_the_store_before_the_service():
-    """A fetched schema is stored, and a schema that the cache knows is not looked up again."""
+    """Only a schema that is not in the store is fetched, and then stored.
+
+    A schema that is already cached is looked up in neither the store nor the service.
+    """
     shelf = RecordingStore()
 
     def fetch(schema_id):

@@ -98,7 +98,7 @@ class MemoryService(Transport):
                 call.pump()
 
     def plan(self, kind: str, times: int, params: dict[str, Any]) -> None:
-        """Plan a fault that happens *times* times."""
+        """Plan *times* faults of one kind, each with the parameters *params*."""
         with self.lock:
             self.faults.setdefault(kind, deque()).extend([params] * times)
 

@@ -77,7 +77,7 @@ class CountingStore(ReplayStore):
 
 
 def test_next_batch_raises_after_the_end_of_the_subscription(start: Start):
-    """After a subscription has ended, every call of `next_batch` raises an error.
+    """After a subscription has ended, every call to `next_batch` raises an error.
 
     Before that, it returns None when its timeout has passed.
     """

@@ -327,7 +327,7 @@ def test_an_idle_managed_stream_outlives_the_commit_deadline(start: Start):
 def test_a_missed_commit_deadline_costs_only_a_reconnect(start: Start):
     """A handler that misses the service's commit deadline causes a reconnect.
 
-    No event is lost or delivered twice, and its commit succeeds.
+    No event is lost or delivered twice, and the handler's commit succeeds.
     """
     target, face = start(commit_deadline_s=0.3)
     target.publish(3)

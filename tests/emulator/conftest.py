@@ -16,7 +16,9 @@ from .support import WAIT_S, Client, Process
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., tuple[EmulatorServer, Client]]]:
-    """Return a function that starts an emulator with given arguments and a client for it."""
+    """Return a function that starts an emulator with the given arguments, and returns the
+    emulator and a client.
+    """
     with contextlib.ExitStack() as stack:
 
         def make(**arguments: Any) -> tuple[EmulatorServer, Client]:

@@ -41,7 +41,7 @@ class EnoughError(Exception):
 
 
 class Reader:
-    """A callback that decodes events, requests more, and raises `EnoughError` after *count*."""
+    """A callback that decodes and requests events, and raises `EnoughError` after *count*."""
 
     def __init__(self, count: int) -> None:
         self.values: list[str] = []

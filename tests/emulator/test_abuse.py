@@ -39,7 +39,7 @@ STREAMS = ("Subscribe", "PublishStream", "ManagedSubscribe")
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: Any) -> Any:
-    """An emulator that all tests of this module share, and have to leave intact."""
+    """The emulator shared by all tests in this module, each of which must leave it intact."""
     with EmulatorServer(tmp_path_factory.mktemp("emulator")) as emulator:
         yield emulator
 
@@ -86,7 +86,7 @@ def raw_call(channel: grpc.Channel, rpc: str, metadata: Any, *messages: bytes) -
 
 
 def test_malformed_messages_end_the_call_with_an_error_status(emulator):
-    """A malformed message ends a call of any method with an error status, even on an open stream.
+    """A malformed message ends a call to any method with an error status, even on an open stream.
 
     A call of an unknown method ends with UNIMPLEMENTED.
     """

@@ -172,7 +172,7 @@ def test_an_org_with_its_own_apps_needs_a_token(tmp_path, monkeypatch):
 
 
 def test_commands_reach_an_emulator_with_tls(tmp_path):
-    """A command reaches an emulator that uses TLS with `--ca-file`, and only with it."""
+    """A command reaches an emulator that uses TLS if `--ca-file` is given, and otherwise fails."""
     with EmulatorServer(tmp_path, tls=True) as emulator:
         arguments = ["emulator", "topics", "--url", emulator.http_url]
         assert CliRunner().invoke(cli, arguments).exit_code == 1

@@ -78,7 +78,7 @@ def test_settings_and_errors_exist():
 
 
 def test_admin_requests_are_documented():
-    """Every path of the admin endpoint is on the page with its methods."""
+    """The emulator's page lists every path of the admin endpoint with its methods."""
     for route in _ROUTES:
         if route.path.pattern.startswith("/admin/"):
             for method in route.methods:

@@ -121,7 +121,9 @@ def test_refuse_rejects_a_call_with_any_error_code(emulator, client, suffix):
 
 
 def test_refuse_rejects_a_stream_with_any_status(emulator, client):
-    """The fault `refuse` can also reject a stream, with a status other than its error code's."""
+    """The fault `refuse` can reject a stream with a gRPC status other than its error code's usual
+    one.
+    """
     emulator.faults.add(Fault("refuse", rpc="ManagedSubscribe", status="ABORTED"))
     status, _, trailers = client.managed().end()
     assert status == "ABORTED"
@@ -237,8 +239,8 @@ def test_coalesce_commits_answers_several_commits_at_once(emulator, client):
 
 
 def test_coalesce_commits_answers_after_within_s(emulator, client):
-    """If fewer than `count` commits arrive, `coalesce_commits` has them answered after `within_s`
-    seconds.
+    """If fewer than `count` commits arrive, the fault `coalesce_commits` sends their response after
+    `within_s` seconds.
     """
     (event,) = emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("coalesce_commits", count=5, within_s=0.05))
@@ -249,7 +251,7 @@ def test_coalesce_commits_answers_after_within_s(emulator, client):
 
 
 def test_an_error_is_never_hidden_by_coalescing(start):
-    """A rejected commit has its own response, even if those of other commits are merged."""
+    """A rejected commit gets its own response, even if the commits before it share one."""
     emulator, client = start(settings=Settings(commit_answer_delay_s=0.2))
     published = emulator.publish(ORDERS, orders(3))
     stream = client.managed()

@@ -26,7 +26,7 @@ def ids(items):
 
 
 def wait_for_listeners(emulator, count=1):
-    """Wait until *count* streams wait for events."""
+    """Wait until *count* streams are waiting for events."""
     until(lambda: emulator.bus.bells.count(ORDERS) == count)
 
 
@@ -137,7 +137,7 @@ def test_merging_ends_after_within_s_or_without_credit(start):
 
 
 class CountingClock(ManualClock):
-    """A manual clock that counts the calls of `timeout`, to detect busy loops."""
+    """A manual clock that counts calls to `timeout`, to detect busy loops."""
 
     waits = 0
 
@@ -231,7 +231,7 @@ def test_a_keepalive_repeats_the_last_position(start):
 def test_a_keepalive_position_ahead_of_the_log_loses_no_event(start):
     """A keepalive's position may be ahead of the newest event.
 
-    Committing it or resuming from it misses no event.
+    If it is committed, or a stream resumes from it, no event is lost.
     """
     emulator, client = start(clock=ManualClock(), settings=Settings(commit_answer_delay_s=0))
     emulator.publish(ORDERS, orders(1))

@@ -60,9 +60,9 @@ def renew(emulator, client):
 
 
 def test_an_expired_token_ends_open_streams(emulator, client):
-    """An expired token ends open streams of each kind at once.
+    """When the token expires, open subscribe, managed and publish streams end at once.
 
-    With a new token a stream resumes.
+    With a new token, a new stream can resume from a replay id.
     """
     published = emulator.publish(ORDERS, orders(2))
     streams = [client.subscribe(), client.managed()]
@@ -181,9 +181,9 @@ def test_a_corrupt_committed_id_starts_at_error_recovery_replay(emulator, client
 
 
 def test_age_out_up_to_an_id(emulator, client):
-    """The fault `age_out` removes events up to the given replay id.
+    """The fault `age_out` removes all events up to the given replay id.
 
-    These ids are rejected, and later ones are valid.
+    The replay ids of removed events are rejected, and later ones are valid.
     """
     published = emulator.publish(ORDERS, orders(5))
     emulator.faults.add(Fault("age_out", replay_id=published[2].replay_id.hex()))
@@ -358,9 +358,9 @@ _SLOW_STOP = Settings(state_delay_s=3, commit_answer_delay_s=0)
 
 
 def test_stop_reaches_the_stream_after_a_delay(start):
-    """After STOP a stream stays open for the delay, and its commits are rejected.
+    """After STOP, the stream stays open for the delay, but its commits are rejected.
 
-    Then it ends, and RUN starts at `defaultReplay`.
+    Then the stream ends; after RUN, a new stream starts at `defaultReplay`.
     """
     emulator, client = start(clock=ManualClock(), settings=_SLOW_STOP)
     published = emulator.publish(ORDERS, orders(3))

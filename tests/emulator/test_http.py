@@ -102,8 +102,9 @@ def test_admin_moves_the_clock_forward(emulator, client):
 
 
 def post(emulator, path, body, token=None):
-    """Send a POST with the given or the emulator's own token, and return its status and parsed
-    JSON."""
+    """Send *body* in a POST with *token*, by default the emulator's; return the status and the
+    parsed JSON.
+    """
     bearer = f"Bearer {token or emulator.access_token}"
     status, text = fetch(emulator, path, body, Authorization=bearer)
     return status, json.loads(text)

@@ -38,7 +38,7 @@ def hold(client):
 
 @pytest.fixture
 def filled(pair):
-    """An emulator with ten published orders, its client, and the results of publishing."""
+    """An emulator, its client, and the results of publishing ten orders."""
     emulator, client = pair
     return emulator, client, emulator.publish(ORDERS, orders(10))
 

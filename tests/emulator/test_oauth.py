@@ -539,7 +539,7 @@ SOAP = (
 
 
 def soap(emulator: Any, text: str, version: str = "50.0", action: str = '""') -> Any:
-    """Post a SOAP request to an API version, and return the response."""
+    """Post the XML *text* to the SOAP endpoint of an API version, and return the response."""
     headers = {"Content-Type": "text/xml", "SOAPAction": action}
     return ask(emulator, "POST", f"/services/Soap/u/{version}", text.encode(), headers)
 

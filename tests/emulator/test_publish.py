@@ -126,8 +126,9 @@ def test_oversized_request_fails_as_if_rejected_by_a_proxy(start):
 
 
 def test_publish_stream(client, order):
-    """The requests of a PublishStream are answered in order; later requests may omit the topic, but
-    must not change it."""
+    """A PublishStream responds to its requests in order; later requests may omit the topic, but
+    must not change it.
+    """
     stream = client.stream("PublishStream")
     stream.send(pb.PublishRequest(topic_name=ORDERS, events=[order("a"), order("b")]))
     assert [r.correlation_key for r in stream.next().results] == ["a", "b"]
@@ -138,7 +139,7 @@ def test_publish_stream(client, order):
 
 
 def test_publish_stream_half_close(client, order):
-    """After a half-close, a PublishStream answers every request and then ends with OK."""
+    """After a half-close, a PublishStream responds to the pending request, then ends with OK."""
     stream = client.stream("PublishStream")
     stream.send(pb.PublishRequest(topic_name=ORDERS, events=[order("a")]))
     stream.half_close()

@@ -149,8 +149,9 @@ def test_options_lists_the_methods(emulator):
     "origin", ["http://localhost:3000", "http://[::1]:8080", "https://app.example.com"]
 )
 def test_allowed_origins_can_read_responses(emulator, origin):
-    """A page of an allowed origin passes the preflight, and may read every response, including
-    errors."""
+    """Pages from an allowed origin pass the preflight check, and can read every response, even
+    errors.
+    """
     reply = preflight(emulator, EVENTS, origin)
     assert reply.headers["Access-Control-Allow-Origin"] == origin
     assert reply.headers["Access-Control-Allow-Methods"] == "OPTIONS, POST"

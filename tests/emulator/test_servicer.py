@@ -44,7 +44,7 @@ class InProcessClient:
         return self._pool.submit(what).result(WAIT_S)
 
     def end(self, rpc: Any) -> None:
-        """Close the request side, and assert that the stream ends with OK."""
+        """Close the request side of the call *rpc*, and assert that the call ends with OK."""
         rpc.requests_closed()
         _, code, _ = self.wait(rpc.termination)
         assert code is grpc.StatusCode.OK

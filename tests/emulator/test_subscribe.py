@@ -106,7 +106,7 @@ def test_later_request_for_no_events(emulator, client):
 
 @pytest.mark.parametrize(("requests", "pending"), [((10, 15), 25), ((60, 1000, 30), 100)])
 def test_credit_adds_up_and_is_clamped_at_100(start, requests, pending):
-    """Requested events add up to at most 100 outstanding ones; requesting more is not an error."""
+    """The credit of several requests adds up to at most 100; requesting more is not an error."""
     _, client = start(settings=Settings(keepalive_s=0.02))
     stream = client.subscribe(num_requested=requests[0])
     for number in requests[1:]:

@@ -69,8 +69,9 @@ def test_created_subscription_delivers_events(emulator, client):
 
 
 def test_stop_run_and_delete(emulator, client):
-    """A PATCH to STOP ends the stream and deletes the committed position, RUN starts at the default
-    again, and a DELETE ends the stream and removes the record."""
+    """A change to STOP ends the stream and deletes the committed position, a change back to RUN
+    starts at the default position, and a DELETE ends the stream and removes the record.
+    """
     published = emulator.publish(ORDERS, [{}, {}])
     stream = client.managed()
     stream.events(2)
@@ -106,8 +107,9 @@ def test_patch_replaces_the_metadata(emulator):
 
 
 def test_propagation(start):
-    """Streams see a creation, RUN and changed presets only after the propagation time, but STOP at
-    once; the record shows each change immediately."""
+    """Creating a subscription, setting RUN and changing presets affect streams only after the
+    propagation time, but STOP does so at once; the record shows each change immediately.
+    """
     emulator, client = start(clock=ManualClock(), settings=Settings(propagation_s=120))
     emulator.clock.jump(120)  # the seed's subscription has propagated
     assert create(emulator, "Second", defaultReplay="EARLIEST").status == 201
@@ -245,7 +247,7 @@ def test_name_cannot_be_changed(emulator):
 def test_valid_token_is_required(emulator, method, path):
     """Without a valid token, any request returns 401 INVALID_SESSION_ID.
 
-    The `expire_token` fault causes the same response, and is used up by it.
+    The `expire_token` fault makes the next request fail in the same way.
     """
     assert rest(emulator, method, path, access_token="x").code == (401, "INVALID_SESSION_ID")
     assert ask(emulator, method, path).code == (401, "INVALID_SESSION_ID")

@@ -280,7 +280,7 @@ def batches_in(table: Path) -> set[str]:
 
 
 def _progress_marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str]]:
-    """Return a function that returns the marks of ingest's progress, a set of names or counts.
+    """Return a function that returns the current marks (names or counts) of ingest's progress.
 
     Each step of the kind *moment*, such as "batch" or "commit", adds or changes a mark.
     """
@@ -295,7 +295,10 @@ def _progress_marks(moment: str, table: Path, emulator: Emulator) -> Callable[[]
 
 
 def _wait_for_progress(ingest: Ingest, marks: Callable[[], set[str]], steps: int) -> None:
-    """Wait until *marks* has returned *steps* new marks; fail after `DEADLINE` seconds."""
+    """Wait until *marks* has returned *steps* marks that it did not return at first.
+
+    Raise RunError after `DEADLINE` seconds, or if ingest exits.
+    """
     before = marks()
     seen: set[str] = set()
     deadline = time.monotonic() + DEADLINE

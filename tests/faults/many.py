@@ -31,7 +31,7 @@ def _numbers(batch: Any) -> list[int]:
 
 
 def publish_for(client: PubSubClient, seconds: float) -> int:
-    """Publish numbered events for *seconds*; return their number."""
+    """Publish numbered events for the given number of seconds; return how many were published."""
     published, began = 0, time.monotonic()
     while time.monotonic() - began < seconds:
         rows = [

@@ -74,7 +74,7 @@ class Report:
 
 
 def cells(source: str, kills: int, rng: random.Random) -> list[Cell]:
-    """Return *kills* cells in random order that cover moments and victims evenly."""
+    """Return *kills* planned kills in random order, covering moments and victims evenly."""
     pairs = [
         (moment, who)
         for moment, who in product(MOMENTS, WHO)

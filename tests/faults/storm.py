@@ -103,7 +103,7 @@ class Report:
 
 
 def shuffled_blows(count: int, rng: random.Random, among: Sequence[str] = BLOWS) -> list[str]:
-    """Return *count* kinds of faults and kills in random order, equally distributed."""
+    """Return *count* faults and kills in random order, with each kind about equally often."""
     found: list[str] = []
     while len(found) < count:
         kinds = list(among)

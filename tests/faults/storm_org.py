@@ -1,4 +1,5 @@
-"""The org of a storm: its objects, its settings, and the expected values of its records.
+"""The org of the storm in storm.py: its objects, its settings, and the expected values of its
+records.
 
 The records are read from the emulator's database, independently of the client.
 """
@@ -33,7 +34,10 @@ OVERFLOW = 100
 
 
 def seed_of(directory: Path) -> Seed:
-    """Return a seed with change data capture for all objects, on one channel."""
+    """Return the default seed with change data capture for all objects, on one channel.
+
+    Its file is written to *directory*.
+    """
     text = DEFAULT_SEED.read_text().replace("change_events = false", "change_events = true")
     topics = ", ".join(f'"/data/{event_of(name)}"' for name in OBJECTS)
     text = text.replace('topics = ["/data/AccountChangeEvent"]', f"topics = [{topics}]")

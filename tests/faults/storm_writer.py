@@ -310,7 +310,7 @@ class Writer(threading.Thread):
         self._collection("PATCH", rows)
 
     def _collection(self, method: str, rows: Sequence[Any]) -> list[str]:
-        """Change records in one transaction; return the ids of the changed records."""
+        """Create, update or delete records in one transaction, by *method*; return their ids."""
         if not rows:
             return []
         path, body = "composite/sobjects", {"allOrNone": False, "records": rows}

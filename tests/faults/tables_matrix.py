@@ -56,7 +56,7 @@ class Report:
 
 
 def cells(kills: int, rng: random.Random) -> list[Cell]:
-    """Return *kills* planned kills in random order, with all moments and victims equally often."""
+    """Return *kills* planned kills, cycling through all (moment, victim) pairs in random order."""
     pairs = list(product(MOMENTS, WHO))
     rng.shuffle(pairs)
     return [Cell(moment, who, 1) for moment, who in islice(cycle(pairs), kills)]

@@ -26,7 +26,7 @@ class World:
         self.raw.write((newer, 20, number % 2), (ACCOUNT, 10, 1))
 
     def read(self) -> Tables:
-        """Return one value of each row by `ingest_seq`, for each table.
+        """Return each table's rows as a dict from `ingest_seq` to the value of one column.
 
         Rows with a repeated number are under a key of their own, such as ``_undecodable, twice``.
         """

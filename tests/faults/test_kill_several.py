@@ -1,4 +1,4 @@
-"""With several sources in one table, including channels of the Streaming API, kills lose no event.
+"""No event is lost to kills if several sources, including Streaming API channels, share a table.
 
 For a longer run: ``python -m tests.faults.several``.
 """

@@ -32,7 +32,7 @@ class World:
         assert self.monitor.problems() == []
 
     def fails(self, situation: str, *words: str) -> None:
-        """Check that this situation is the only problem, and that its reason contains *words*."""
+        """Check that *situation* is the only problem, and that its reason contains all *words*."""
         (problem,) = self.monitor.problems()
         assert problem.situation == situation
         for word in words:
@@ -174,9 +174,9 @@ def test_loop_without_iterations_is_stuck(world):
 
 
 def test_old_position_is_reported_before_its_events_expire(world):
-    """An unacked position older than 48 h is a problem until newer events are acked.
+    """While events wait, a position older than 48 h is a problem until newer events are acked.
 
-    This is two thirds of the retention time.
+    48 h is two thirds of the retention time.
     """
     world.subscription.becomes(unacked=7)
     world.acks(NOW - 48 * HOUR)

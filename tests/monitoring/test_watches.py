@@ -61,7 +61,7 @@ def test_stuck_write_fails_health_until_it_ends():
 
 
 def test_each_write_is_shown_separately():
-    """The page shows the counts of each write, although the job reports totals of its whole run."""
+    """Each write is listed with its own counts, although the job reports totals for its run."""
     monitor = Monitor("test")
     watch = WriteWatch(monitor, Source("topic", "/event/X__e"))
     watch.wrote(Progress(rows=5, duplicates=1, batches=1, seconds=0.5))

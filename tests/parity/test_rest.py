@@ -40,7 +40,7 @@ def test_invalid_session_is_rejected(org):
 
 
 def test_managed_subscriptions_can_be_queried(org):
-    """A query returns the number of records, and the records, each with its type."""
+    """A query of managed subscriptions returns their number and records, each with its type."""
     text = "SELECT+Id,DeveloperName+FROM+ManagedEventSubscription+LIMIT+5"
     status, found = get(org, f"/services/data/v62.0/tooling/query?q={text}")
     assert status == 200

@@ -59,7 +59,7 @@ def keepalive(number: int, *, pending: int = 100) -> Response:
 
 
 def answer(request: CommitRequest | str, error: str | None = None, **fields: Any) -> Response:
-    """Return a response to the commit *request*, or to the one with that id.
+    """Return a response to the commit *request*, which may also be given by its id.
 
     The commit is rejected if *error* is given. By default, the response's latest position and
     pending count are stale.
@@ -158,9 +158,7 @@ class Script:
         raise AssertionError(f"the timer spins in state {self.protocol.state}")
 
     def reopen(self, *, jitter: float = 0.5) -> OpenStream:
-        """Break the stream, wait until the client opens another one, and return the command that
-        does so.
-        """
+        """Break the stream, and return the command with which the client then opens a new one."""
         self.end(failure(), jitter=jitter)
         (opened,) = of(OpenStream, self.wait(TIMES.backoff_max, jitter=jitter))
         return opened

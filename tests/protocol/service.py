@@ -1,4 +1,4 @@
-"""A small model of the service, for the random walk. It shares no code with the protocol.
+"""A small model of the service, for test_walk.py. It shares no code with the protocol.
 
 Positions are numbers on one event bus, to which other topics publish as well. Requests and
 responses wait in `inbox` and `outbox` until the walk transfers them; the end of a call discards
@@ -142,7 +142,7 @@ class Service:
         return True
 
     def answer(self) -> None:
-        """Send the oldest pending commit response, send the newest for all of them, or lose all.
+        """Send the oldest pending commit response, send the newest and drop the rest, or drop all.
 
         The choice is random.
         """
@@ -179,7 +179,7 @@ class Service:
         self.committed = min(self.committed, self.chance.choice([0, *self.log[-30:]]))
 
     def expire(self, until: int) -> None:
-        """Expire the events up to a position, and possibly some after it."""
+        """Expire all events up to position *until*, and sometimes up to three more."""
         behind = [number for number in self.log if number > until][:3]
         self.earliest = self.chance.choice([until, *behind])
 

@@ -354,8 +354,8 @@ def test_commit_is_not_repeated_after_an_ambiguous_stream_start() -> None:
 
 
 def test_commit_is_not_repeated_after_an_uncertain_stream_start() -> None:
-    """A commit is not repeated if its only confirmation is that a stream began with an event not
-    seen before: that event may be older than the commit.
+    """A position is not committed again if its commit was confirmed only because a stream began
+    with an unknown event: the service may then be at another position.
     """
     commits = fresh()
     sent(commits, 1)

@@ -102,8 +102,7 @@ def test_merged_keepalive_can_still_be_confirmed() -> None:
 
 
 def test_confirmed_entries_are_removed() -> None:
-    """Confirming a position removes the entries up to it, so that a redelivery of them counts as
-    new."""
+    """Confirming a position removes the entries up to it, so their events are no longer known."""
     ledger = filled(1, 2, 3)
     ledger.ack(1, 2)
     assert ledger.candidate is not None

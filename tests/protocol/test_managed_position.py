@@ -136,9 +136,8 @@ def test_no_gap_after_all_events_were_committed() -> None:
 
 
 def test_gap_if_the_previous_stream_received_nothing() -> None:
-    """After a stream without any response, the next stream reports a gap.
-
-    If it began at LATEST, events published in between were lost.
+    """A stream without any response may have begun at LATEST and missed events, so the next stream
+    reports a gap.
     """
     for response in (events(7), keepalive(7)):
         managed = Managed()
@@ -151,7 +150,7 @@ def test_gap_if_the_previous_stream_received_nothing() -> None:
 def test_gap_if_the_previous_stream_received_only_a_keepalive() -> None:
     """After a stream that received only a keepalive, the next stream reports a gap.
 
-    The position in the keepalive is not confirmed if it was not committed, or if the commit got no
+    The keepalive's position is unconfirmed, whether it was never committed or its commit got no
     response.
     """
     managed = Managed()
@@ -261,10 +260,10 @@ def test_gap_if_the_commit_of_all_events_was_not_answered(first: Response) -> No
 
 
 def test_commit_of_all_events_is_confirmed_if_streams_restart_at_the_first_event() -> None:
-    """A stream that begins with a new event confirms an unanswered commit of all events.
+    """An unanswered commit of all events is confirmed if the next stream begins with a new event.
 
-    This requires that the previous stream restarted at the first event: had the commit been lost,
-    this one would have restarted there too.
+    The stream that sent the commit had restarted at the first event; had the commit been lost, the
+    next one would have restarted there too.
     """
     managed = Managed()
     managed.take(events(1, 2))

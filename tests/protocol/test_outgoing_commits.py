@@ -166,7 +166,7 @@ def test_commit_does_not_wait_for_a_keepalive() -> None:
 
 
 def test_first_commit_may_be_a_keepalive() -> None:
-    """If only a keepalive's position is being committed, `commit` returns the receipt for it."""
+    """If the first position ever committed is a keepalive's, `commit` returns its receipt."""
     script = Script()
     script.start()
     (request,) = commits(script.respond(keepalive(1)))
@@ -202,9 +202,9 @@ def test_commit_on_a_plain_subscription_raises() -> None:
 
 
 def test_rejected_commit_fails_its_caller_and_is_retried() -> None:
-    """A rejected commit raises `CommitError` in its caller and keeps the committed position.
+    """A rejected commit makes the waiting `commit` call raise `CommitError`.
 
-    After a delay, the newest position is sent.
+    The committed position does not change. After a delay, the newest acked position is sent.
     """
     script = streaming()
     script.read(events(2, 3))

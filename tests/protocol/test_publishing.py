@@ -206,7 +206,7 @@ def test_results_are_matched_by_correlation_key():
 
 
 def test_events_with_the_same_id_are_settled_separately():
-    """Two events with the same id are settled separately."""
+    """Each of two events with the same id gets its own result."""
     protocol = make()
     protocol.submit([event(0)], 0.0)
     protocol.submit([event(1)], 0.0)
@@ -217,9 +217,9 @@ def test_events_with_the_same_id_are_settled_separately():
 
 
 def test_unanswered_request_cancels_its_stream():
-    """A stream that leaves an event unanswered for 30 s is cancelled.
+    """If an event has no result 30 s after it was sent, its stream is cancelled.
 
-    The event is sent again on a new stream.
+    The event is then sent again on a new stream.
     """
     protocol = make()
     submit(protocol, 3)
@@ -416,7 +416,7 @@ def test_sign_in_is_retried_unless_it_fails_for_good():
 
 
 def test_sign_in_is_not_retried_without_pending_events():
-    """A failed sign-in is not retried if all events have timed out meanwhile."""
+    """If all events time out during a sign-in that then fails, the sign-in is not retried."""
     protocol = make(timeout=5.0)
     submit(protocol, 1)
     protocol.ended(1, EXPIRED, 1.0, 0.5)
@@ -463,7 +463,7 @@ def test_fatal_failure_closes_the_publisher():
 
 
 def test_drain_waits_for_all_results():
-    """Draining rejects new events, sends those that wait, and finishes after the last result."""
+    """Draining rejects new events, sends the waiting ones, and finishes after the last result."""
     protocol = make()
     submit(protocol, 2)
     assert protocol.drain(0.0) == []
@@ -638,7 +638,7 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: not self.ordered)
     @rule()
     def change_schema(self) -> None:
-        """Change the topic's schema, so that events of the old one are rejected."""
+        """Change the topic's schema, so that events encoded with the old one are rejected."""
         self.schema = "B" if self.schema == "A" else "C"
 
     @precondition(lambda self: self.asked)
@@ -656,7 +656,7 @@ class Publishing(RuleBasedStateMachine):
 
     @rule(jitter=st.floats(0, 0.99))
     def advance_time(self, jitter: float) -> None:
-        """Advance the time to the protocol's deadline; fail if its timer stays due."""
+        """Advance the time to the publisher's deadline and call its timer; fail if it stays due."""
         at = self.protocol.deadline()
         if at is not None:
             self.now = max(self.now, at)
@@ -676,7 +676,7 @@ class Publishing(RuleBasedStateMachine):
     def results_match_the_bus(self) -> None:
         """Every event with a successful result was published.
 
-        Until the schema changes, any other event was rejected or can be retried.
+        Until the schema changes, each failed event was rejected or has a retryable result.
         """
         for ticket, result in self.told.items():
             name = self.given[ticket - 1]
@@ -692,7 +692,10 @@ class Publishing(RuleBasedStateMachine):
 
     @invariant()
     def order_is_preserved(self) -> None:
-        """Events that were never rejected are first published in the order of submission."""
+        """An ordered publisher publishes events that were never rejected in order of submission.
+
+        Repeats of an event that is already published are ignored.
+        """
         if self.ordered:
             excused = self.passed | self.refused
             first = [int(name) for name in dict.fromkeys(self.bus) if name not in excused]

@@ -21,7 +21,7 @@ def test_stream_resumes_after_the_last_received_position() -> None:
 
 
 def test_drop_before_a_position_at_latest_is_one_gap() -> None:
-    """If a stream from LATEST drops before its first position, a gap is reported once."""
+    """If a stream that starts at LATEST drops before receiving a position, one gap is reported."""
     resume = Resume(NAME, LATEST, None)
 
     assert resume.dropped() == Gap("unanchored", NAME)

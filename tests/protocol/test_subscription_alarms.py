@@ -99,8 +99,8 @@ def test_no_deadline_while_the_session_is_renewed() -> None:
 def test_earliest_alarm_is_the_deadline() -> None:
     """The deadline is that of the earliest alarm.
 
-    With a commit in flight, that is its timeout of 30 s; afterwards, the limit of 300 s without a
-    message.
+    While a commit has no response, that is 30 s after the commit; afterwards, it is 300 s after
+    the last message.
     """
     script = streaming()
     script.read(events(2))
@@ -112,7 +112,7 @@ def test_earliest_alarm_is_the_deadline() -> None:
 
 
 def test_connection_timeout_precedes_reopening() -> None:
-    """If the connection timeout and the reopening are both due, the subscription ends."""
+    """If the connection timeout and a reopening are both due, the subscription ends."""
     script = streaming(EARLIEST, connection_timeout=1.0)
     script.end(failure(), jitter=0.999)
     script.now += 60.0

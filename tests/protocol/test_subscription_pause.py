@@ -76,8 +76,11 @@ def test_commits_continue_while_paused() -> None:
 
 
 def test_paused_stream_is_reopened_with_one_credit() -> None:
-    """A stream that fails during a pause is reopened with one requested event, to keep the managed
-    subscription's slot; meanwhile the failure is the reported reason."""
+    """A stream that fails during a pause is reopened with a request for one event.
+
+    This keeps the managed subscription's slot. Until then, the health report's reason is the
+    failure.
+    """
     script = streaming()
     script.read(events(2))
     pause(script)

@@ -49,7 +49,10 @@ def test_reconnect_resumes_after_the_last_event() -> None:
 
 
 def test_reconnect_resumes_after_a_keepalive() -> None:
-    """A new stream resumes after the last keepalive, so that an idle position does not expire."""
+    """A new stream resumes after the last keepalive, even if no event has arrived.
+
+    Otherwise, the position of an idle stream would expire.
+    """
     script = streaming(LATEST)
     script.respond(keepalive(9))
 
@@ -132,9 +135,9 @@ def test_storable_returns_each_acked_position_once() -> None:
 
 
 def test_storable_includes_keepalives() -> None:
-    """A keepalive wakes the application to store its position.
+    """A keepalive wakes the application to store the keepalive's position.
 
-    The position is available once all earlier events are acked.
+    That position is available once all earlier events are acked.
     """
     script = streaming(EARLIEST)
     script.read(events(2))
@@ -146,7 +149,7 @@ def test_storable_includes_keepalives() -> None:
 
 
 def test_acked_position_is_storable_after_reconnect_and_abort() -> None:
-    """An event acked after a reconnect still yields a position to store after an abort."""
+    """If an event is acked after a reconnect, its position can still be stored after an abort."""
     script = streaming(EARLIEST)
     script.read(events(2))
     script.reopen()

@@ -77,8 +77,9 @@ def test_redelivered_events_are_committed_but_not_delivered() -> None:
 
 
 def test_partly_redelivered_acks_are_committed_in_part() -> None:
-    """If the new stream has redelivered only the first of two acked events, only its position is
-    committed."""
+    """If the new stream has redelivered only the first of two acked events, only the position of
+    that event is committed.
+    """
     script = acked(2, 3)
     script.reopen()
 
@@ -99,8 +100,8 @@ def test_unacked_redelivery_blocks_the_commit() -> None:
 
 
 def test_unanswered_commit_may_have_taken_effect() -> None:
-    """If the new stream begins right after an unanswered commit, the commit counts as confirmed,
-    its caller's ticket is settled, and no gap is reported.
+    """If the new stream begins right after the position of an unanswered commit, that commit counts
+    as confirmed: its caller gets a result, and no gap is reported.
     """
     script = acked(2)
     script.read(events(3))
@@ -116,8 +117,8 @@ def test_unanswered_commit_may_have_taken_effect() -> None:
 
 
 def test_timed_out_commit_may_have_taken_effect() -> None:
-    """If the new stream begins right after a commit that timed out, that commit counts as
-    confirmed, and no gap is reported.
+    """If the new stream begins right after the position of a commit that timed out, that commit
+    counts as confirmed, and no gap is reported.
     """
     script = acked(2)
     script.read(events(3, 4))
@@ -132,8 +133,8 @@ def test_timed_out_commit_may_have_taken_effect() -> None:
 
 
 def test_newest_of_several_lost_commits_may_have_taken_effect() -> None:
-    """If the new stream begins right after the second of two unanswered commits, that one counts as
-    confirmed, and no gap is reported.
+    """If the new stream begins right after the position of the second of two unanswered commits,
+    that commit counts as confirmed, and no gap is reported.
     """
     script = acked(2)
     script.read(events(3, 4))
@@ -148,8 +149,9 @@ def test_newest_of_several_lost_commits_may_have_taken_effect() -> None:
 
 
 def test_stream_that_begins_elsewhere_reports_a_gap() -> None:
-    """If a new stream does not begin after the confirmed position, a gap is reported, and delivery
-    continues."""
+    """If the first event of a new stream does not follow the confirmed position, a gap is reported,
+    and delivery continues.
+    """
     script = acked(2, 3)
     settle(script)
     settle(script)
@@ -449,9 +451,10 @@ def test_unread_events_after_a_fatal_failure(start: StartPosition | None) -> Non
 def test_gap_only_if_the_failed_stream_may_have_begun(
     kind: FailureKind, after: float, gaps: int
 ) -> None:
-    """After a failed stream, a gap is reported only if that stream may have begun.
+    """If a managed subscription's first stream fails, a gap is reported only if the service may
+    have accepted that stream.
 
-    A stream never began if another client held the slot, or its session was rejected within 30 s.
+    It did not if another client held the slot, or if the session was rejected within 30 s.
     """
     script = Script()
     script.start()

@@ -69,7 +69,7 @@ def test_excess_events_leave_no_negative_credit() -> None:
 
 
 def test_commit_answer_without_pending_count_is_not_starving() -> None:
-    """A response without a pending count does not make the window count as starving."""
+    """A response without a pending count is not taken to mean that no events are pending."""
     window = opened()
     window.received(0, None)
 
@@ -123,8 +123,10 @@ def test_pending_count_is_ignored_after_a_grant() -> None:
 
 
 def test_reserve_keeps_the_count_within_the_window() -> None:
-    """The reserve, a request for one event that keeps the stream open, leaves the count of
-    outstanding events at 100, even though the service reports none as pending."""
+    """The reserve is a request for one event that keeps the stream open.
+
+    If it is sent while 100 events are outstanding, their count stays at 100.
+    """
     window = opened()
     window.received(0, 0)
     assert window.starving

@@ -1,4 +1,4 @@
-"""Fixtures: an org whose records all the reading tests share, and readers."""
+"""Fixtures for tests that read records: an org that they all share, and readers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reader(org: EmulatorServer) -> OrgReader:
 def told() -> Iterator[Callable[[Callable[[Request], Reply]], tuple[Host, OrgReader]]]:
     """Return a function that starts a host with a given request handler.
 
-    It returns the host and an `OrgReader` for it, which uses short delays.
+    The function returns the host, and an `OrgReader` for it that uses short delays.
     """
 
     with contextlib.ExitStack() as stack:

@@ -40,7 +40,7 @@ class Sessions:
 
 
 def reader_of(emulator: EmulatorServer, **arguments: Any) -> OrgReader:
-    """Return a reader of an emulator, with short delays and sessions that can be expired."""
+    """Return an `OrgReader` for *emulator*, with short delays and sessions that can be expired."""
     arguments.setdefault("timings", QUICK)
     return OrgReader(Sessions(emulator), **arguments)
 

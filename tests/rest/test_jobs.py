@@ -360,7 +360,7 @@ def test_full_disk_raises_without_a_retry(org, job, tmp_path):
 
 
 class NoSeek(io.RawIOBase):
-    """A file on a full disk that pretends to support seeking and truncation."""
+    """A file on a full disk, where writes fail but seeking and truncation appear to succeed."""
 
     def __init__(self, full):
         self._full = full

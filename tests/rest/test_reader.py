@@ -71,7 +71,7 @@ def test_describe_of_an_unknown_object_raises(reader):
 
 
 def test_query_returns_every_row_once_page_by_page(reader):
-    """A query returns every row once, in pages of the requested size, with the total of the query.
+    """A query returns every row once, in pages of the requested size, with its total row count.
 
     Rows do not contain `attributes`. An invalid page size or query raises an error.
     """
@@ -228,7 +228,7 @@ def test_user_without_view_all_data_cannot_view_all(org, reader):
 def test_malformed_or_too_old_api_version_is_rejected():
     """An API version that is malformed or older than 50.0 raises a configuration error.
 
-    Older query jobs may return columns in any order.
+    Before version 50.0, query jobs may return columns in any order.
     """
     for version in ("49.0", "60", "../60.0", ""):
         with pytest.raises(ConfigurationError, match="API version"):

@@ -145,8 +145,8 @@ def test_long_retry_after_is_raised_to_the_caller(after):
 
 
 def test_job_creation_is_not_retried(after):
-    """The reader sends the request that creates a Bulk job only once, because the job may exist
-    although the response failed.
+    """The request that creates a Bulk job is sent only once, because the job may exist even if
+    the response is an error.
     """
     host, reader, slept = after(Reply(503))
     with pytest.raises(StreamUnavailableError):

@@ -1,4 +1,4 @@
-"""A fake subscription with the methods that the ingest job and command use."""
+"""A fake subscription with the methods that the ingest job and its command use."""
 
 from __future__ import annotations
 

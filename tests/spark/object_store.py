@@ -117,7 +117,7 @@ def _file(jars: Path, package: str) -> Path:
 
 @contextmanager
 def object_store(directory: Path) -> Iterator[ObjectStore]:
-    """Run an object store for the duration of a `with` block; its contents are then lost."""
+    """Run an object store for the duration of a `with` block, then discard its contents."""
     log = directory / "server.log"
     with log.open("w") as output:
         server = subprocess.Popen(

@@ -60,9 +60,9 @@ class Org:
         self.emulator = emulator
 
     def orders(self, first: int, count: int, repeated: int) -> None:
-        """Publish *count* orders, then *repeated* of them again with the same ids.
+        """Publish *count* orders, numbered from *first*, and then *repeated* of them again.
 
-        The second copies have new replay ids.
+        The repeated orders have the same ids but new replay ids.
         """
         schema = self.emulator.bus.schema(self.emulator.bus.topic(ORDERS).schema_id)
         drafts = [

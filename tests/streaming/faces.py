@@ -23,7 +23,7 @@ def session_of(emulator: Any) -> Session:
 
 
 class Current:
-    """A session provider with the emulator's newest token, or a new one if that was refused."""
+    """A session provider that uses the emulator's newest token, and renews it if it was refused."""
 
     def __init__(self, emulator: Any) -> None:
         self.emulator = emulator

@@ -53,7 +53,7 @@ class Recorded(Pending):
 
 
 class Script:
-    """Passes inputs to the protocol, and records its commands."""
+    """Drives the streaming protocol, plays its server, and records its commands."""
 
     def __init__(
         self,
@@ -134,8 +134,8 @@ class Script:
     def confirm(self, lane: Lane, *others: Any, **more: Any) -> list[Command]:
         """Confirm every message of the request in flight on *lane*.
 
-        The response consists of the messages *others* and the confirmations, each with the fields
-        *more*.
+        The response begins with the messages *others*; *more* are additional fields of each
+        confirmation.
         """
         replies = []
         for message in self.messages(lane):
@@ -226,7 +226,9 @@ class Script:
         return len({command.refused for command in self.of(Send)} - {None})
 
     def outcome(self, waiter: object) -> Any:
-        """Return the error of *waiter*'s call, "done" if it succeeded, or None while it waits."""
+        """Return the result of the call recorded as *waiter*: its error, "done" if it succeeded, or
+        None while it is pending.
+        """
         call = self.calls[waiter]
         return (call.error or "done") if call.is_done else None
 

@@ -15,11 +15,11 @@ BUSY = "503::Server is too busy. Please try your request again later."
 
 
 def refusal(error, reconnect=None, reason=""):
-    """Return the error of a refused connect; *reconnect* is the server's advice.
+    """Return the `BayeuxError` of a refused connect.
 
     Args:
         error: Error of the response.
-        reconnect: Advised next step, or None for no advice.
+        reconnect: Next step that the server advises, or None for no advice.
         reason: The failureReason; empty for none.
     """
     response = {"channel": "/meta/connect", "successful": False, "error": error}
@@ -44,7 +44,7 @@ def refusal(error, reconnect=None, reason=""):
 def test_an_error_is_split_into_code_arguments_and_message(text, code, args, words):
     """An error is split at its colons into a three-digit code, arguments and a message.
 
-    A text that does not have this form is kept whole as the message.
+    Text that does not have this form is kept whole as the message.
     """
     found = refusal(text)
     assert (found.error_code, found.error_args, found.error_message) == (code, args, words)
@@ -79,7 +79,7 @@ MESSAGES = [
 @pytest.mark.parametrize(("data", "found"), MESSAGES)
 def test_a_message_exposes_the_fields_of_each_kind_of_event(data, found):
     """A message exposes type, sobject, payload and date of PushTopic, generic, platform and change
-    events. A field that this kind of event does not have is None.
+    events. A field that an event of its kind does not have is None.
     """
     message = StreamingMessage({"channel": "/topic/X?Name='a'", "data": data}, "/topic/X", 5, 1)
     assert (message.type, message.sobject, message.payload, message.created_date) == found
@@ -152,7 +152,7 @@ ERRORS = [
 def test_each_documented_error_maps_to_an_exception(text, name):
     """Each documented error of the service maps to the appropriate exception.
 
-    Its cause contains the server's original text, even after pickling.
+    The exception's cause contains the server's original text, even after pickling.
     """
     error = error_for("subscribing to /topic/X", refusal(text))
     assert type(error) is getattr(errors, name)
@@ -204,9 +204,10 @@ TABLE = [
 
 @pytest.mark.parametrize(("error", "reconnect", "reason", "step"), TABLE)
 def test_the_next_step_after_a_refusal(error, reconnect, reason, step):
-    """Advice takes precedence over the error code, and a failureReason over the error.
+    """Unless the server is busy, advice to retry or to open a new session is followed.
 
-    Only a 401 leads to a new sign-in.
+    Without such advice, the codes of the error and the failureReason decide. Only a 401 leads to a
+    new sign-in.
     """
     assert what_next(refusal(error, reconnect, reason)) is step
 

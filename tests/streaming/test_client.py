@@ -138,9 +138,9 @@ def test_positions_of_the_pubsub_api_are_rejected():
 
 
 def test_methods_raise_unless_the_client_is_open(face, emulator):
-    """Methods that need an open client raise before it is open, and so does opening it twice.
+    """Methods that need an open client raise an error before `open`, and so does a second `open`.
 
-    Closing it twice, and unsubscribing from an unknown channel, do nothing.
+    A second `close`, or unsubscribing from an unknown channel, does nothing.
     """
     client = face(emulator, is_open=False)
     assert client.closed
@@ -402,9 +402,9 @@ def test_open_reports_why_it_failed(face, emulator):
 
 
 def test_a_refused_channel_raises_the_matching_error(face, emulator):
-    """Subscribing to a missing or a restricted channel raises the error for that reason.
+    """If the server refuses a channel as missing or restricted, the error is of the matching type.
 
-    The server refuses these; the client itself refuses a second subscription with another filter.
+    The client itself refuses a second subscription to a channel with another filter.
     """
     client = face(emulator)
     with pytest.raises(TopicNotFoundError, match="does not exist"):

@@ -107,7 +107,7 @@ def test_m04_prefetched_messages_are_not_delivered_twice(face, emulator):
 
 
 def test_m05_a_reconnect_does_not_replay_all_events_again():
-    """A subscription from -2 resumes after its last event.
+    """After a reconnect, a subscription from -2 (all retained events) resumes after its last event.
 
     The peer replays all retained events at each reconnect.
     """

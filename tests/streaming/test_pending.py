@@ -17,10 +17,10 @@ from tests.streaming.script import TOPIC, event
 
 
 class Queue(RuleBasedStateMachine):
-    """A model of the queue under random operations.
+    """A state machine that checks the queue under random operations.
 
-    Items leave in the order in which they were added, by receive or by iteration. Free room in a
-    full queue is always reported.
+    Items leave in the order in which they were added, by receive or by iteration. Whenever a full
+    queue has room again, this is reported.
     """
 
     @initialize(limit=st.integers(-1, 6))
@@ -50,7 +50,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule()
     def fail(self):
-        """Append an error, which `receive` must raise."""
+        """Append an error, as the driver does after a failure."""
         error = StreamUnavailableError("no connection")
         self.pending.fail(error)
         self.waiting.append(error)
@@ -88,7 +88,9 @@ class Queue(RuleBasedStateMachine):
 
     @invariant()
     def check_state(self):
-        """Check length, errors and fullness, and that nobody waits for room while there is some."""
+        """Check the length, the errors and the fullness, and that the driver does not wait for room
+        in a queue that has room.
+        """
         assert len(self.pending) == len(self.waiting)
         assert self.pending.errors == [
             item for item in self.waiting if isinstance(item, SfPubSubError)

@@ -109,7 +109,7 @@ SENTENCES = {
 
 
 def test_every_sentence_of_the_page_has_a_test():
-    """Every test named in the table of the page's sentences exists, here or in another module."""
+    """Each sentence of the page is mapped to a test that exists, here or in another module."""
     from . import test_reconnects, test_seed_durability
 
     homes = {
@@ -201,7 +201,7 @@ def test_a_store_with_a_default_start_replays_all_events_first(face, emulator, t
 
 
 class OwnStore(ReplayStore):
-    """A user-defined store that keeps the number of every position that it is given."""
+    """A user-defined store that records every position it is given, as a number."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []

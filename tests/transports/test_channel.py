@@ -138,7 +138,7 @@ def test_the_proxys_credentials_are_sent_to_it(run_emulator, connect):
 def test_the_proxy_variable_is_used_and_no_proxy_overrides_it(
     run_emulator, connect, monkeypatch, name
 ):
-    """https_proxy applies without a setting, and no_proxy exempts hosts even from a configured
+    """https_proxy is used if no proxy is configured; a host in no_proxy bypasses even a configured
     proxy.
     """
     emulator = run_emulator(tls=True)

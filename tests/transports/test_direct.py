@@ -1,4 +1,4 @@
-"""Tests of reading calls directly in grpc's own thread, and in the documented way.
+"""Tests of reading calls directly in grpc's own thread, and by iterating as grpc documents.
 
 Both ways run against a real server.
 """

@@ -290,7 +290,7 @@ def test_a_commit_waits_for_its_answer(harness):
 
 
 def test_an_unanswered_commit_is_an_error_for_its_caller_only(harness):
-    """If a commit is not answered in time, commit() raises, but the subscription continues."""
+    """If a commit is not confirmed in time, commit() raises, but the subscription continues."""
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     h.take()

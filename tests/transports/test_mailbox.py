@@ -19,7 +19,7 @@ def arrival(seq: int) -> Arrival:
 
 
 def test_a_response_between_the_check_and_the_wait_is_not_missed():
-    """A wait ends at once if a response has arrived since the caller read the given count."""
+    """A wait ends at once if a response arrived after the caller read the mailbox's count."""
     mailbox = Mailbox()
     seen = mailbox.count
     mailbox.put(arrival(1))

@@ -23,7 +23,7 @@ RAW = b"\x00\xff\xfe\n\x00"
 
 
 def test_the_first_request_carries_the_start_position():
-    """The first request contains the preset that was asked for, and a replay id as raw bytes."""
+    """The first request contains the start's preset and, for CUSTOM, its replay id as raw bytes."""
     request = wire.fetch_opening(TOPIC, OpenStream(1, 100, StartPosition.after(ReplayId(RAW))))
     assert request == pb.FetchRequest(
         topic_name="/event/X__e", replay_preset=pb.CUSTOM, replay_id=RAW, num_requested=100

@@ -36,9 +36,9 @@ def test_gap_event_replaces_the_next_event_of_its_target(org, user):
 
 
 def test_delayed_events_arrive_when_due(org, user, clock, tmp_path):
-    """The fault `delay_event` sends an event after its delay, behind later events.
+    """The fault `delay_event` delays an event, so that later events overtake it.
 
-    A restart does not lose it.
+    A restart of the emulator does not lose it.
     """
     for seconds in (5.0, 60.0):
         org.faults.add(Fault("delay_event", seconds=seconds))
@@ -56,9 +56,8 @@ def test_delayed_events_arrive_when_due(org, user, clock, tmp_path):
 
 
 def test_a_channel_can_be_deleted_while_an_event_is_delayed(org, user, clock):
-    """If a channel is deleted while its event is delayed, the event still reaches its other topics.
-
-    Later delayed events do, too.
+    """If a channel is deleted while two of its events are delayed, both still reach their object's
+    own topic.
     """
     org.bus.put_channel("/data/Banks__chn", [ACCOUNTS])
     for _ in range(2):
@@ -70,7 +69,9 @@ def test_a_channel_can_be_deleted_while_an_event_is_delayed(org, user, clock):
 
 
 def test_commit_numbers_start_anew_after_a_move(org, user):
-    """After a move of the org, commit numbers start lower, and old replay ids are invalid."""
+    """After an org move, commit numbers start again from a lower value, and old replay ids are
+    invalid.
+    """
     org.records.create("Account", {"Name": "1"}, user)
     old = org.bus.ids.mint(org.bus.tip())
     org.faults.add(Fault("move_org"))

@@ -26,7 +26,7 @@ ORDERS = "/data/Order__ChangeEvent"
 
 
 def changed_records(emulator: EmulatorServer) -> dict[str, int]:
-    """Return the number of record ids in the change events of orders, by change type."""
+    """Return how many records the change events of orders name, by change type."""
     counts: dict[str, int] = {}
     for event in events(emulator, ORDERS):
         header = event["ChangeEventHeader"]

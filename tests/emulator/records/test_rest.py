@@ -49,14 +49,14 @@ def rest(shared):
 
 
 def find(rest, soql, **headers):
-    """Run a query, and return the reply."""
+    """Run a SOQL query, and return the response."""
     return rest("GET", f"/query?q={quote(soql)}", **headers)
 
 
 def test_create_read_update_and_delete_a_record(shared, rest):
     """Creating, reading, updating and deleting a record return the documented responses.
 
-    Each change publishes an event; its origin includes the client's name if the request states one.
+    Each change publishes an event, whose origin includes the client's name if the request gives it.
     """
     made = rest("POST", "/sobjects/Order__c", {"Name": "1", "Quantity__c": 2})
     assert made.status == 201

@@ -255,7 +255,7 @@ def test_failure_of_one_source_drains_the_others(tmp_path: Path):
 
 @pytest.mark.spark
 def test_on_source_failure_continue_keeps_the_other_sources(run_emulator, tmp_path: Path):
-    """With `--on-source-failure continue`, the other sources of a table continue if a topic fails.
+    """With `--on-source-failure continue`, a failed topic does not stop the table's other sources.
 
     The exit code is still 1.
     """

@@ -202,7 +202,7 @@ def test_idle_timeout_ignores_time_without_a_stream(state):
 
 @pytest.mark.parametrize("state", ["draining", "closing", "closed"])
 def test_closed_subscription_ends_the_job(state):
-    """A job whose subscription is draining, closing or closed writes the received events
+    """If its subscription is draining, closing or closed, a job writes the events received so far
     and ends.
     """
 

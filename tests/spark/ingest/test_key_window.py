@@ -71,7 +71,10 @@ class Table:
         window.add([k for k, _, _ in new], [m for _, m, _ in new], now, len(self.rows) - 1)
 
     def fill(self, window: KeyWindow, now: float, piece: int = 5) -> int:
-        """Load the window after a start, and return how many rows had to be read from the table."""
+        """Load the window after a start, up to *piece* rows at a time.
+
+        Return how many rows had to be read from the table.
+        """
         window.begin()
         covered = window.covered
         if covered is not None and not self.has(covered):
@@ -95,7 +98,10 @@ class Table:
         return covered.seq < len(self.rows) and self.rows[covered.seq][0].hex() == covered.key
 
     def check(self, window: KeyWindow, now: float) -> None:
-        """Check that the window finds all keys that it must, and no key that was never written."""
+        """Check that the window finds every key of the time that it covers, and no unknown key.
+
+        The marks that it finds must be right, but may contain only the hour.
+        """
         keys = [k for k, _, time in self.rows if time >= window.oldest(now)]
         strangers = [key(-n) for n in range(1, 200)]
         found = window.find([*keys, *strangers])
@@ -166,8 +172,8 @@ def _runs_of_hypothesis(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
 
 @pytest.mark.parametrize("damage", ["shorter", "longer", "other", "missing", "foreign"])
 def test_damaged_run_is_detected_when_it_is_opened(tmp_path: Path, damage: str):
-    """A run file that is missing, truncated, extended, changed or foreign raises an error when it
-    is opened, before any look-up.
+    """A run file that is missing, truncated, extended, modified or overwritten with other data
+    raises an error when it is opened, before any look-up.
     """
     run = run_of(tmp_path, records_of([key(n) for n in range(100)], list(range(100))))
     data = bytearray(run.path.read_bytes())

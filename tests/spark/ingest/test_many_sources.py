@@ -111,9 +111,9 @@ def test_sources_can_be_added_and_dropped(open_writer, table, format_):
 
 
 def test_undecodable_event_excludes_only_its_own_source(open_writer, table, format_):
-    """With the policy `fail`, a part that contains an undecodable event is not written at all.
+    """With the policy `fail`, a source's part of a write is skipped if it has an undecodable event.
 
-    Other sources' parts are written, including events that the failed part also contains.
+    Other sources' parts are written, including events that the skipped part also contains.
     """
     writer = open_writer(topic=[TOPIC, OTHER], on_undecodable="fail")
     bad = RawEvent("bad", "schema-1", b"\xff", replay_id(8))

@@ -14,7 +14,7 @@ OTHER = "/event/Other__e"
 
 
 class Keeper:
-    """Holds a table's positions in memory, and records calls of `move`."""
+    """Holds a table's positions in memory, and records calls to `move`."""
 
     sources = Source.several("My_Sub", [TOPIC, OTHER])
 
@@ -34,9 +34,7 @@ def test_new_table_starts_at_earliest():
 
 
 def test_a_table_resumes_after_its_position():
-    """A topic resumes after its position, and another topic of the table without a position starts
-    at EARLIEST.
-    """
+    """A topic with a stored position resumes after it, and one without starts at EARLIEST."""
     keeper = Keeper()
     keeper.positions[TOPIC] = replay_id(1)
     store = TableReplayStore(keeper)

@@ -97,7 +97,7 @@ class RepeatedRead:
 
 @contextmanager
 def reading(readers: list[RepeatedRead]) -> Iterator[None]:
-    """Run each reader in its own thread during the block."""
+    """Run each reader in its own thread for the duration of a `with` block."""
     ended = threading.Event()
     threads = [threading.Thread(target=reader.run, args=(ended,)) for reader in readers]
     with ExitStack() as started:

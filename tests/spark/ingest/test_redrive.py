@@ -43,7 +43,10 @@ def quarantine(table: Path) -> FileQuarantine:
 
 
 def quarantined(number: int, *, at: float = NOW, **changes) -> QuarantinedEvent:
-    """Return event *number* as quarantined because the service did not know its schema."""
+    """Return event *number*, created at *at*, as quarantined for the reason "no schema".
+
+    *changes* replace the raw event or other attributes.
+    """
     options = {"subscription": TOPIC, "topic": "", "reason": "no schema", "received_at": at + 1.5}
     raw = changes.pop("raw", raw_event(number, at=at))
     return QuarantinedEvent(raw, **{**options, "schema_json": SCHEMA_JSON, **changes})

@@ -27,7 +27,7 @@ class WaitingSubscription(FakeSubscription):
 
 
 def stream_of(source: Source, script: list, log: list[str]) -> Stream:
-    """Return a stream that follows *script*; finishing it adds its source's name to *log*."""
+    """Return a stream that follows *script*; finishing the stream adds *source*'s name to *log*."""
     subscription = WaitingSubscription(script, patience=500.0)
     job = IngestJob(subscription, FakeWriter(subscription), clock=subscription.clock)
     return Stream(source, job, subscription, subscription, lambda: log.append(source.name))
@@ -54,8 +54,8 @@ def test_failure_of_one_job_drains_the_others_and_names_its_source():
 
 
 def test_failure_to_finish_does_not_hide_the_jobs_failure(caplog):
-    """If a job fails and finishing it also fails, the job's error is raised and the other one is
-    logged.
+    """If a job fails and its stream cannot be finished either, the job's error is raised and the
+    second error is logged.
     """
 
     def finish() -> None:

@@ -420,7 +420,7 @@ def test_a_clock_that_is_set_back_does_not_reorder_batches(open_writer, table, c
 
 
 def test_files_contain_no_replay_id_statistics(open_writer, table):
-    """The files contain no minimum and maximum of replay ids, because replay ids have no order.
+    """The files contain no minimum or maximum of replay ids, because replay ids have no order.
 
     Other columns have these statistics.
     """
@@ -434,7 +434,7 @@ def test_files_contain_no_replay_id_statistics(open_writer, table):
 
 
 def test_the_position_of_a_topic_is_published_with_its_rows(open_writer, table):
-    """A batch contains the position of the last received event, even if that is a duplicate.
+    """A batch contains the position of the last received event, even if that event is a duplicate.
 
     A new writer resumes from this position.
     """

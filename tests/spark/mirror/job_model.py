@@ -51,7 +51,7 @@ class Tables:
 
 
 class Job:
-    """The mirror of one object."""
+    """A simulated job that mirrors one object."""
 
     def __init__(self, org: Org, margin: int) -> None:
         self.org, self.margin = org, margin
@@ -168,7 +168,7 @@ class Job:
     # Merging.
 
     def apply_rows(self, end: int) -> None:
-        """Apply the raw rows from the tables' position to *end* (exclusive) to the tables."""
+        """Apply to the tables all raw rows from their position up to *end* (exclusive)."""
         start = self.tables.position
         if end <= start:
             return
@@ -242,7 +242,7 @@ class Job:
         )
 
     def _newest(self, record_id: str) -> Read | None:
-        """Return the newest merged read of the record's piece (id range); None without one."""
+        """Return the newest merged read of the record's piece (id range), or None without one."""
         for number, (first, end) in enumerate(PIECES):
             if first <= record_id < end and number in self.tables.pieces:
                 return self.tables.pieces[number]

@@ -1,4 +1,6 @@
-"""A Hypothesis state machine that tests the rules of the mirror under the worst conditions."""
+"""A Hypothesis state machine that tests the mirror with random changes, faults and undecodable or
+incomplete events.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,7 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @rule(is_again=st.booleans())
     def fail_to_decode(self, is_again: bool) -> None:
-        """Deliver an event that cannot be decoded, or redrive earlier ones."""
+        """Deliver an event that cannot be decoded, or if *is_again*, redrive earlier ones."""
         if is_again:
             self.job.redrive()
         else:

@@ -73,7 +73,7 @@ class Org:
     """Ids of records that were purged without an event while they were live."""
 
     def ids(self, in_bin: bool = False) -> list[str]:
-        """Return the ids of all live records, or of all records in the Recycle Bin."""
+        """Return the ids of all live records, or with *in_bin*, of those in the Recycle Bin."""
         newest = {each: states[-1][1] for each, states in self.past.items()}
         return [each for each, state in newest.items() if state and state.in_bin is in_bin]
 

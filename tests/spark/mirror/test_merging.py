@@ -70,8 +70,8 @@ def _nothing(*_: Any) -> bool:
 
 
 class NoMargin(MirrorMachine):
-    """A mirror whose reads are assumed to contain everything that was durable when they
-    were sent.
+    """A mirror without a margin: it assumes that a response contains everything that was durable
+    when the read was requested.
     """
 
     margin = 0
@@ -112,7 +112,8 @@ def test_the_mirror_diverges_if_any_part_of_the_rule_is_removed(
 def read(seq: int, *, asked: int = 0, since: int | None = None, until: int = 100) -> Read:
     """Return a read whose as-of is the raw row *seq* and the request number *asked*.
 
-    It lasted from tick *since* to tick *until*; if *since* is None, no event was known before it.
+    It contains every change up to tick *since* and none after tick *until*. If *since* is None, no
+    event was known before the read.
     """
     begun = None if since is None else (time_of(since), 0, 0)
     return Read(AsOf(seq, asked), begun, time_of(until))
@@ -214,8 +215,8 @@ def test_entry_is_not_closed_by_a_read_requested_before_it():
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
 def test_diff_included_in_a_read_is_not_applied_twice(place: int):
-    """Whichever version of the text the read returned, the result is the last version, and no
-    reread is queued.
+    """Whichever version of a text a read returns, applying the diffs yields the last version, and
+    no reread is queued.
     """
     changes, texts = diffs("a", "b", "c")
     row = Row(("p1", None, texts[place], None))
@@ -310,8 +311,11 @@ def test_older_read_does_not_restore_a_record(seed: int):
 
 
 def test_late_update_does_not_revert_an_overflow():
-    """An update that is decoded only after a read that covers a later overflow does not revert the
-    row, although the record has no newer event."""
+    """If a read reflects an overflow, an earlier update that is decoded only after that read does
+    not revert the row.
+
+    The record has no newer event of its own that would show that the update is late.
+    """
     machine = MirrorMachine()
     machine.begin(seed=0, records=1, is_read=True)
     machine.write(kind="UPDATE", which=0, is_next=True)

@@ -22,7 +22,7 @@ def entry(entity: str, record_id: str | None, seq: int, step: int, asked: bool) 
 
 
 def test_cached_rows_equal_the_stored_ones(spark: SparkSession, tmp_path: Path):
-    """After each change, a newly opened queue has the same entries.
+    """After each change, the cache has the same entries as a newly opened queue.
 
     Repeating the change has no effect. A read removes only entries of its object and
     records, and none that are newer than it.

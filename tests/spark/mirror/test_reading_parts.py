@@ -120,11 +120,11 @@ READ = Read(AsOf(7, 3), (AT, 5, 1), AT)
 
 
 def test_stored_notes_markers_and_reads_are_restored():
-    """Notes of job steps, markers of log pieces, and reads are the same after being stored and
+    """Notes of job steps, markers of log pieces, and reads are unchanged after being stored and
     loaded.
 
-    So is a merge note in the format of an earlier version, which has no `ids` and has `laid`
-    instead of `applied_seq`.
+    A merge note in an earlier format, without `ids` and with `laid` instead of `applied_seq`, can
+    be loaded too.
     """
     merge = Merge(
         "Account", "object", 1, 2, READ, None, is_last=True, applied_seq=9, at=1.5, calls=3
@@ -153,8 +153,7 @@ def entry(record_id: str | None, seq: int = 1, asked: int = 0) -> Entry:
 
 
 def test_next_read_is_chosen_from_closable_entries():
-    """No read begins before the safety margin has passed, and it covers only queue entries that it
-    can close.
+    """A read begins only after the safety margin, and covers only queue entries that it can close.
 
     The whole object is read if an entry is about all records, or if there are too many entries.
     """
@@ -238,7 +237,7 @@ def test_agenda_returns_what_is_due():
     """A full read of an object is due if it was never read, has new fields, or has outdated formula
     values.
 
-    A comparison of its ids is due on schedule. A run that is about to end repeats neither of them.
+    A comparison of its ids is due on schedule. Neither is repeated if the run is about to end.
     """
     account, agenda = Account(), Agenda(refresh_formulas=10.0, sweep=20.0)
     formula = Column("Sum__c", pa.int64(), "Sum__c", "", ("Sum__c",), calculated=True)

@@ -198,8 +198,8 @@ class StormWorld(World):
     def advance(self, mirror: Mirror) -> bool:
         """Let the mirror take one step, and return whether it is settled.
 
-        If there is nothing to do, the clocks advance by a margin, except during a read, so that the
-        age of its response depends only on the mirror.
+        If there is nothing to do, the clocks advance by a margin. They stand still during a read,
+        so that waiting for its response does not make the response older.
         """
         state = self.stream.state()
         if mirror.advance(state):
@@ -241,9 +241,9 @@ class StormWorld(World):
         }
 
     def compare_unmarked(self) -> str:
-        """Return the differences in what the mirror can keep equal from events alone.
+        """Return the differences between the Account table and the org in what events report.
 
-        Left out are formulas, records purged without an event, and rows marked for rereading.
+        Formulas, records purged without an event, and rows marked for rereading are not compared.
         """
         rows = self._read("Account").toArrow()
         marked = rows.filter(rows["_reread"])["record_id"].to_pylist()

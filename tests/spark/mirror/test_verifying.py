@@ -55,7 +55,7 @@ class Lake:
         self.rows = {row["record_id"]: {**row, **flags} for row in values}
 
     def write(self, **entries: Reason) -> None:
-        """Write the rows, and a queue entry with the given reason for each given record id."""
+        """Write the rows to the table, and queue each record id in *entries* for its reason."""
         with open_target(self.spark, self.path, TABLE_FORMAT) as target:
             table = target.table("Order__c")
             table.make(self.schema, {}, merged=True)
@@ -72,7 +72,10 @@ class Lake:
             )
 
     def differences(self, later: float = 2 * MARGIN, **options: Any) -> dict[str, Difference]:
-        """Return the differences by record id, compared as if *later* seconds had passed."""
+        """Verify the table as if *later* seconds had passed.
+
+        Return the differences by record id.
+        """
         self.verification = Verification(
             self.spark, self.reader, self.path, "order__c", format=TABLE_FORMAT, margin=MARGIN,
             clock=lambda: time.time() + later, **options,

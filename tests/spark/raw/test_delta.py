@@ -60,7 +60,7 @@ def events(count: int) -> list[str]:
 
 
 def test_writers_resume_after_compaction(spark, open_writer, table):
-    """After OPTIMIZE, the open writer and the next one resume; each event is stored once."""
+    """After OPTIMIZE, both an open writer and a new one resume without storing an event twice."""
     writer = open_writer()
     writer.write(batch_of(range(2)))
     writer.write(batch_of(range(4)))

@@ -111,7 +111,7 @@ def test_a_table_belongs_to_its_first_source(tmp_path: Path, written: str):
 
 
 def test_an_interrupted_first_start_does_not_block_the_next(tmp_path: Path):
-    """Files that an interrupted start left behind do not look like foreign files."""
+    """Files left behind by an interrupted first start are not mistaken for foreign files."""
     (tmp_path / "_lease").write_text("")
     (tmp_path / "_table.json.123.tmp").write_text("{")
     claim_table(tmp_path, TOPIC)

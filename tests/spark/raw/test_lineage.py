@@ -1,4 +1,4 @@
-"""Tests of which batches were added to or removed from a table since a version."""
+"""Tests of `moves`, which reports the batches added to or removed from a table since a version."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ def test_moves_agrees_with_a_simple_model():
 
 
 def test_commits_before_the_kept_log_are_ignored():
-    """A log that begins with the given version yields no removed or added batches."""
+    """If the kept log begins with the given version, no batches count as removed or added."""
     assert moves([Commit(7, batch="h")], 7) == Moves()

@@ -162,10 +162,11 @@ def test_a_remote_directory_with_other_files_is_rejected(spark, clock, lake, tmp
 def test_an_event_older_than_the_keys_in_memory_is_looked_up(
     open_writer, table, clock, monkeypatch
 ):
-    """An old event's duplicate is looked up in the table, from one day before the event's time.
+    """An event that may be older than the keys in memory is looked up in the table, in rows from
+    one day before its time.
 
-    If the time is unknown, the search starts one day before the earliest time at which the service
-    can have stored the event.
+    If its time is unknown, the search starts one day before the earliest time at which the service
+    can have stored it.
     """
     asked: list[tuple[float, float]] = []
     rows_with = LoggedTable.rows_with

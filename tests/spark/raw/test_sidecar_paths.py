@@ -83,7 +83,7 @@ def test_a_new_parquet_table_contains_no_sidecars(table: Path):
 
 
 class Killed(BaseException):
-    """Stand-in for SIGKILL: no `except Exception` in the product catches it."""
+    """Stand-in for SIGKILL: no `except Exception` in the package catches it."""
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

@@ -66,9 +66,8 @@ def check_upgraded(spark: SparkSession, table: Path, format_: str) -> None:
 def test_a_parquet_upgrade_survives_a_kill_at_any_rename(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """After a kill at any rename, the upgrade can be repeated without losing a row.
-
-    Until then, writers are rejected.
+    """After a kill at any rename, writers are rejected until the upgrade is repeated, and no row is
+    lost.
     """
     rename = os.rename
     for step in count(1):
@@ -107,7 +106,7 @@ def _dying(rename: Callable[..., None], step: int) -> Callable[..., None]:
 def test_a_parquet_upgrade_that_fails_while_staging_is_repeated(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Until all files are staged, the old table stays in use; the next upgrade starts again."""
+    """If staging fails, the old table stays in use, and the next upgrade starts over."""
     table = tmp_path / "orders"
     old_files(spark, table)
     place = Destination.parse(table, "parquet")

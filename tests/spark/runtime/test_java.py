@@ -59,7 +59,9 @@ def test_an_unsupported_java_is_skipped(tmp_path: Path):
 
 
 def test_the_home_is_the_one_that_java_reports(tmp_path: Path):
-    """A version manager's link on the PATH is resolved to the home of the real runtime."""
+    """A link to java on the PATH, such as a version manager's, is resolved to the home of the real
+    runtime.
+    """
     real = fake_java(tmp_path / "real", "21")
     stand_in = tmp_path / "shims" / "java"
     stand_in.parent.mkdir()

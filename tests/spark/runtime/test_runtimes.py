@@ -1,4 +1,4 @@
-"""Tests that each table format has its jars and settings, or an error says what is missing."""
+"""Tests of the jars and settings that each table format needs, and of the errors without them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_format_without_jars_for_this_pyspark_raises_an_error(format_: str, ve
 
 
 def test_a_format_without_jars_is_rejected_before_spark_starts(monkeypatch):
-    """`spark_session` finds the jars of its format before it starts a JVM."""
+    """`spark_session` raises an error for a format without known jars before it starts a JVM."""
     known = [runtime for runtime in RUNTIMES if runtime.format != "delta"]
     monkeypatch.setattr(runtimes, "RUNTIMES", known)
     monkeypatch.setattr(session, "_start_java", _must_not_start)

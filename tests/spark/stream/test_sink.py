@@ -76,7 +76,10 @@ def test_options_are_checked_before_a_job_starts(options, says):
 
 
 def test_only_append_mode_and_an_existing_id_column_are_accepted():
-    """Published events cannot be overwritten, and the column in idColumn must exist."""
+    """Only append mode is accepted, because published events cannot be overwritten.
+
+    The column that the option `idColumn` names must exist.
+    """
     source = PubSubDataSource({"topic": TOPIC})
     schema = type("Schema", (), {"names": ["a"]})()
     for make in (source.writer, source.streamWriter):

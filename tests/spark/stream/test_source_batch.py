@@ -100,7 +100,10 @@ def test_spark_read_uses_the_settings_file(spark: SparkSession, world, tmp_path)
 
 
 def test_a_query_of_several_topics_writes_one_table_and_reports_lag(spark, world, tmp_path):
-    """The query's progress reports the sequence number and the pending events of each topic."""
+    """A query of two topics writes to one table.
+
+    The query's progress reports a topic's sequence number and its number of pending events.
+    """
     published = world.publish(3)
     topics = [TOPIC, "/data/AccountChangeEvent"]
     file = settings_file(world.emulator, tmp_path / "settings.toml")

@@ -96,7 +96,10 @@ def test_a_checkpointed_batch_is_the_same_in_another_process(run_emulator, start
 
 
 def test_an_offset_always_has_the_same_text(world):
-    """Spark compares offsets as text, so another order of keys would cause endless batches."""
+    """The keys of an offset are always in the same order.
+
+    Spark compares offsets as text, so another order would cause endless batches.
+    """
     world.publish(3)
     source = world.reader()
     end = next_end(source, source.initialOffset(), 3)
@@ -183,7 +186,9 @@ def test_an_expired_position_ends_the_query_with_advice(world):
 
 
 def test_without_fail_on_data_loss_a_row_marks_the_gap(world):
-    """The query continues with the oldest retained event, after a row that describes the gap."""
+    """With failOnDataLoss=false, the query continues with the oldest retained event, after a row
+    that describes the gap.
+    """
     published = world.publish(6)
     first = world.reader()
     end = next_end(first, first.initialOffset(), 6)
@@ -470,7 +475,9 @@ def test_an_undecodable_event_becomes_a_row_without_json(world):
 
 
 def test_memory_is_bounded_by_bytes(world, monkeypatch):
-    """maxBytesPerTrigger limits large batches; partitions and the queue have byte limits too."""
+    """maxBytesPerTrigger limits each batch; partitions and the queue of unread events have byte
+    limits too.
+    """
     world.set(maxBytesPerTrigger="10000")
     monkeypatch.setattr(partition, "MAX_TASK_BYTES", 4_000)
     world.emulator.publish(TOPIC, [{"Notes__c": "x" * 1000, "Order_Number__c": "1"}] * 40)
@@ -508,7 +515,7 @@ def test_the_source_stops_reading_if_its_driver_has_died(world, monkeypatch):
 
 
 def test_the_pickled_reader_contains_only_options(world):
-    """Executors get a copy of the reader without connection, events or access token."""
+    """Executors get a copy of the reader without its connection, its events or the access token."""
     world.publish(3)
     source = world.reader()
     next_end(source, source.initialOffset(), 3)

@@ -93,7 +93,7 @@ def bits(version: int, names: list[str]) -> list[str]:
 
 @dataclass
 class Published:
-    """An event with its decoded content, so that the reference does not have to decode it."""
+    """A change event with its decoded content, which tests use to compute the expected tables."""
 
     version: int
     head: dict[str, Any]

@@ -1,4 +1,4 @@
-"""A raw table of change events that tests extend, and its current tables."""
+"""A raw table to which tests write change events, and the tables derived from it."""
 
 from __future__ import annotations
 

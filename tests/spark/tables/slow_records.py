@@ -224,7 +224,7 @@ def _object_cues(seq: int, event: Published) -> Iterator[tuple[str | None, str, 
 
 
 def pruned(value: Any) -> Any:
-    """Return a value without null parts, or None if nothing is left."""
+    """Return *value* without its null parts, or None if nothing is left."""
     if not isinstance(value, dict):
         return value
     parts = {name: pruned(part) for name, part in value.items()}

@@ -263,7 +263,7 @@ def test_changes_after_an_org_move_are_ordered_by_time(spark):
 def test_a_late_change_is_applied_in_order_and_forces_a_reread(spark):
     """An update that arrives late does not overwrite newer values.
 
-    The record must still be reread, until an event contains all of its fields.
+    The record stays marked for rereading until an event contains all of its fields.
     """
     update = {"changedFields": bits("Phone", "Note__c")}
     events = [

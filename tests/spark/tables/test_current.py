@@ -130,9 +130,9 @@ def test_a_step_killed_between_commits_is_completed_by_the_next_start(world, mom
 
 @pytest.mark.slow
 def test_an_undecodable_event_marks_all_records_for_rereading(world):
-    """Its record is unknown, so one queue entry marks every record that exists when it arrives.
+    """An undecodable event may be about any record, so one queue entry marks all existing ones.
 
-    An event with all fields of a record removes that record's mark. A rebuild creates the same
+    A later event with all fields of a record removes that record's mark. A rebuild creates the same
     marks.
     """
     org = Org(0)

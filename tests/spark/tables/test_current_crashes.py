@@ -28,8 +28,10 @@ TYPES = {"AccountChangeEvent": "Account", "Order__ChangeEvent": "Order__c"}
 
 @pytest.mark.slow
 def test_current_tables_equal_the_reference_after_kills(spark: SparkSession, tmp_path: Path):
-    """Whichever process is killed at whichever commit, the typed, current, history and queue tables
-    equal those that a simple reference computes from all raw rows at once.
+    """After kills of the driver, the JVM or both at various commits, all tables are still correct.
+
+    The typed, current, history and queue tables equal those that a simple reference implementation
+    computes from all raw rows at once.
     """
     seed = random.randrange(10**6)
     print(f"seed {seed}")

@@ -53,7 +53,7 @@ def lakehouse(spark, tmp_path) -> Raw:
 def test_each_event_is_written_to_the_table_of_its_type_or_as_undecodable(
     spark, tmp_path, to_format
 ):
-    """Later batches, event types and schema versions add rows; repeated runs add none."""
+    """Rows of later batches and newer schemas are added to their tables; a rerun adds none."""
     raw = Raw(spark, tmp_path / "raw", to_format=to_format)
     raw.write((ORDER, 20, 0), (ACCOUNT, 10, 2))
     raw.write((ORDER, 5, 1))
@@ -96,7 +96,7 @@ class Killed(BaseException):
 
 @contextmanager
 def kill_at(moment: int, *places: tuple[Any, str]) -> Iterator[list[str]]:
-    """Raise `Killed` at one of the calls of the patched functions *places*; yield the calls made.
+    """Patch the functions at *places* so that one call raises `Killed`; yield the calls made.
 
     Calls are counted from 0. `Killed` is raised at call *moment* // 2: before the call if *moment*
     is even, otherwise after it.
@@ -286,8 +286,9 @@ def test_parquet_tables_must_be_rebuilt_after_a_restore(spark, tmp_path):
 
 @pytest.mark.parametrize("to_format", BOTH)
 def test_rebuild_recreates_all_tables(spark, tmp_path, to_format):
-    """A rebuild decodes rows whose schema has arrived since; if it is killed, the next run
-    completes it.
+    """A rebuild decodes rows whose schema was missing before.
+
+    If it is killed, the next run completes it.
     """
     raw = Raw(spark, tmp_path / "raw", to_format=to_format)
     raw.write((ORDER, 3, 1), (ACCOUNT, 2, 0))
@@ -327,8 +328,9 @@ def test_a_moved_raw_table_is_recognized(raw, tmp_path):
 
 
 def test_rows_of_two_raw_tables_are_never_mixed(raw, tmp_path):
-    """A second raw table is rejected even if its topic and batch number are the same, both at
-    another path and in place of the first table.
+    """Another raw table is rejected, both at a different path and in place of the first one.
+
+    It is rejected even if its topic and batch number are the same.
     """
     raw.write((ORDER, 3, 0))
     raw.make()
@@ -498,7 +500,7 @@ def command(monkeypatch, raw):
 
 
 def test_a_step_reports_its_duration(raw):
-    """A step's duration can be read while it runs, to detect a hang, and is in its report."""
+    """A step's duration can be read while it runs, to detect a hang, and later in its report."""
     raw.write((ORDER, 2, 0))
     seen = []
     with raw.tables() as tables:
@@ -537,7 +539,7 @@ def test_the_command_reports_what_it_did(command, raw, capsys):
 
 
 def test_the_command_fails_if_nothing_could_be_decoded(command, raw, capsys):
-    """The error names the missing schema and the option that stores the schemas of a stream."""
+    """The error gives the missing schema as the reason, and suggests the option `schemaStore`."""
     raw.write((ORDER, 4, 0), (ACCOUNT, 3, 0))
     shutil.rmtree(raw.schemas)
     assert command() == 1

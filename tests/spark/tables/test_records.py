@@ -177,7 +177,7 @@ def change(kind: str, second: int, number: int, *values: Any, **more: Any) -> Ch
 
 
 def test_a_late_update_does_not_overwrite_newer_values():
-    """A late event is not applied at all; instead, the record is queued for rereading."""
+    """An update that arrives after a newer one is not applied; instead, a reread is queued."""
     fold = Fold(FIELDS, None)
     fold.apply(change("CREATE", 1, 1, "1", "a"))
     fold.apply(change("UPDATE", 9, 9, "9", None, changed=["Phone"]))

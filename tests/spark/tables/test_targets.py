@@ -1,6 +1,7 @@
 """Tests that every kind of target applies each step to a table once, completely and in order.
 
-They use the table format of the session (conftest.py), with a path, a URL and a catalog.
+They use the table format of the test session (conftest.py), with a path, a URL or a catalog as the
+target.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def test_a_table_applies_each_step_once(target):
 
 
 def test_columns_are_added_at_every_depth(target):
-    """Older rows are null in new columns and nested fields.
+    """Older rows have null in new columns and nested fields.
 
     The facts stored with the table, such as its schema ids, are replaced as a whole, or kept if
     none are given.
@@ -158,7 +159,9 @@ def test_rows_of_a_dataframe_are_inserted_once(target):
 
 
 def test_a_url_or_a_catalog_schema_can_be_a_target(spark, lake):
-    """Tables on another file system or in a catalog accept the same steps as in a directory."""
+    """Tables on another file system or in a catalog support the same steps as tables in a local
+    directory.
+    """
     places = ["viewfs://lake/tables/targets"]
     if TABLE_FORMAT == "iceberg":
         places.append("shop.sales")
@@ -306,7 +309,10 @@ def test_an_append_makes_few_calls_to_the_jvm(target, monkeypatch):
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="Iceberg's metadata has the number at once")
 def test_the_first_step_into_a_new_table_runs_no_job(target):
-    """Delta alone would run three jobs to compute the state of each table of a new target."""
+    """The first append to a new table runs no Spark job.
+
+    Delta alone would run three jobs to compute the state of each new table.
+    """
     table = target.table("Order_Event__e")
     table.make(COLUMNS)
     before = jobs_begun(target.spark)
@@ -317,8 +323,7 @@ def test_the_first_step_into_a_new_table_runs_no_job(target):
 
 
 def test_the_step_number_of_one_table_is_not_used_for_another(target):
-    """Adding columns to a table does not store the step number that another table's merge has set
-    in the session.
+    """Adding columns to a table does not store the step number of a concurrent merge into another.
 
     Otherwise, later steps of the table with new columns would silently be skipped.
     """
