@@ -93,6 +93,15 @@ def test_summary_line_contents(clock):
     assert Summary(list, clock)() == "", "before anything is read"
 
 
+def test_the_first_summary_has_a_rate(clock):
+    """The first line, which a command without a terminal prints after 30 s, has the rate so far."""
+    observed = Observation("managed", "A", clock=clock)
+    summary = Summary(lambda: [observed.facts()], clock)
+    observed.follow(Subscription(delivered=1050))
+    clock.now += EVERY
+    assert summary() == "1050 events, 35/s"
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [

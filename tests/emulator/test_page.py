@@ -329,6 +329,18 @@ def test_streams_show_their_credit(start):
     until(lambda: ORDERS not in load(emulator, "/ui/streams"))
 
 
+def test_topic_counts_include_managed_subscriptions(start):
+    """The number of delivered events of a topic includes those of its managed subscriptions, as the
+    number of streams does.
+    """
+    emulator, client = start()
+    emulator.publish(ORDERS, [{}, {}])
+    client.subscribe().events(2)
+    client.managed().events(2)
+    row = re.search(rf"<tr>(?:(?!</tr>).)*{ORDERS}.*?</tr>", load(emulator, "/"), re.DOTALL)
+    assert re.findall(r"<b[^>]*>([\d,]+)</b>", row[0]) == ["2", "4", "2"]
+
+
 def test_lag_over_time():
     """The lag at a given time is the number of events published since the last committed position.
 

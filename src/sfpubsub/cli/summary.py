@@ -27,7 +27,7 @@ class Summary:
     ) -> None:
         self._facts = facts
         self._clock = clock
-        self._seen: deque[tuple[float, int]] = deque()
+        self._seen: deque[tuple[float, int]] = deque([(clock(), 0)])
 
     def __call__(self) -> str:
         """Return the summary, such as ``5 events, 2/s``; empty if no subscription is open yet."""

@@ -123,7 +123,10 @@ class World:
         until(is_done, "the mirror", PATIENCE)
 
     def advance(self, mirror: Mirror) -> bool:
-        """Let the mirror do one step; if there is nothing to do, advance its clock by `MARGIN`.
+        """Let the mirror take one step; if there is nothing to do, advance the clock by a margin.
+
+        The clock stands still during a read, so that waiting for its response does not make the
+        response older.
 
         Returns:
             True if the mirror had nothing to do and is settled, otherwise False.
@@ -131,8 +134,13 @@ class World:
         state = self.stream.state()
         if mirror.advance(state):
             return False
-        self.now += MARGIN
+        if not mirror._fetching.is_busy:
+            self.pass_time(MARGIN)
         return mirror.is_settled(state)
+
+    def pass_time(self, seconds: float) -> None:
+        """Advance the clock."""
+        self.now += seconds
 
     def has_received_all(self) -> bool:
         """Return whether the mirror has received all events.

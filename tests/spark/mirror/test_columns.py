@@ -184,8 +184,9 @@ def test_new_part_of_a_compound_field_extends_its_struct():
 
 
 def test_columns_survive_conversion_to_json():
-    """Columns that are read from JSON equal those that were written, including structs and second
-    columns of fields whose type has changed.
+    """Columns that are written as JSON and read again are unchanged.
+
+    They include structs, and second columns of fields whose type has changed.
     """
     first = Columns.of(account(*(each for _, each, _ in KINDS)))
     price = field("Price__c", "currency", precision=18, scale=4)
@@ -196,8 +197,10 @@ def test_columns_survive_conversion_to_json():
 
 
 def test_event_fields_map_to_their_columns():
-    """Every field and part in a change event maps to its column; if a field's type has changed, it
-    maps to both of its columns. Formulas are listed as fields that events do not contain.
+    """Each field of a change event, or part of a compound field, maps to its column.
+
+    A field whose type has changed maps to both of its columns. Formula fields are listed as not
+    contained in events.
     """
     price = field("Price__c", "currency", precision=18, scale=2)
     address = {"name": "BillingAddress", "type": "address"}

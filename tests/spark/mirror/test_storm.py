@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.spark.mirror.job import Mirror
 from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.tables import open_target
 from tests.conftest import until
@@ -195,22 +194,9 @@ class StormWorld(World):
         records.put_object(account.with_field(FORMULA))
         self.writer = Writer(emulator, seed, objects=MIRRORED, overflows=False)
 
-    def advance(self, mirror: Mirror) -> bool:
-        """Let the mirror take one step, and return whether it is settled.
-
-        If there is nothing to do, the clocks advance by a margin. They stand still during a read,
-        so that waiting for its response does not make the response older.
-        """
-        state = self.stream.state()
-        if mirror.advance(state):
-            return False
-        if not mirror._fetching.is_busy:
-            self.pass_time(MARGIN)
-        return mirror.is_settled(state)
-
     def pass_time(self, seconds: float) -> None:
         """Advance the clocks of the org and of the mirror."""
-        self.now += seconds
+        super().pass_time(seconds)
         self.emulator.clock.jump(seconds)
         self.wall = self.emulator.clock.now()
 

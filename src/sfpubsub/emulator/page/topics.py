@@ -5,6 +5,7 @@ form for publishing events.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -66,14 +67,20 @@ _COUNTS = {"published": "Published", "delivered": "Delivered", "streams": "Strea
 
 
 def counts(world: World) -> dict[str, Markup]:
-    """Return the counts of all topics, keyed by the id of the HTML element that shows the count."""
+    """Return the counts of all topics, keyed by the id of the HTML element that shows the count.
+
+    Deliveries and streams include those of a topic's managed subscriptions.
+    """
     found = {}
+    managed: Counter[str] = Counter()
+    for record in world.managed.all():
+        managed[record.topic] += world.bus.tally.of_managed(record.subscription_id).delivered
     for topic in world.bus.topics():
         count = world.bus.tally.of_topic(topic.name)
         streams = world.bus.bells.count(topic.name)
         for what, value in (
             ("published", count.published),
-            ("delivered", count.delivered),
+            ("delivered", count.delivered + managed[topic.name]),
             ("streams", streams),
         ):
             found[_id(topic, what)] = tag("b", f"{value:,}")
