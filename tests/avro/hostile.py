@@ -107,7 +107,7 @@ class DecoderPair:
         return True
 
     def _check_arrow_json(self, raws: list[bytes]) -> None:
-        """Check `to_arrow_json`, which returns JSON texts and one field's values in Arrow form."""
+        """Check the JSON texts and the first field's values that `to_arrow_json` returns."""
         decoder, types = self.compiled.compiled, self.values and self.values[0].type
         for field, name in enumerate(self.compiled.fields if types else ()):
             message, left = decoder.to_arrow_json(raws, field)

@@ -100,7 +100,8 @@ def decode_slowly(schema_json: str, raw: bytes) -> dict[str, Any] | None:
 def with_times(value: dict[str, Any], times: Any) -> dict[str, Any]:
     """Return *value* with its time fields converted from milliseconds to datetimes.
 
-    *times* pairs the name of each such field with None, and that of a record with its own pairs.
+    *times* is a list of pairs: the name of a time field and None, or the name of a nested record
+    and a list of such pairs for its fields.
     """
     value = dict(value)
     for name, inside in times:
@@ -218,9 +219,9 @@ def record(**fields):
 
 @pytest.mark.parametrize("kind", ["array", "map"])
 def test_records_in_lists_gain_fields_in_their_column(kind):
-    """If a record inside an array or map changes between versions, its column gains the new fields.
+    """If records in an array or map gain members in a later version, so does the field's column.
 
-    The rows of all three versions keep their values in this one column.
+    The values of all three versions are stored in this one column.
     """
     inner = "items" if kind == "array" else "values"
     types = [record(a="int"), record(a="long", b="string"), record(c="int", a="string")]

@@ -340,7 +340,7 @@ def test_an_unknown_host_and_a_dns_timeout_are_reported(monkeypatch):
 
 
 def test_a_port_that_never_answers_is_an_error_after_the_timeout(monkeypatch):
-    """A connection attempt has the time limit of one step; the error names the port and limit."""
+    """Connecting is limited to the time of one step; the error names the port and that limit."""
     limits = []
 
     def connect(_address: tuple[str, int], timeout: float) -> None:
@@ -427,9 +427,9 @@ def test_a_certificate_has_subject_issuer_and_expiry():
 
 
 def test_invalid_certificate_bytes_raise_value_error():
-    """A truncated certificate raises a ValueError.
+    """Reading a truncated certificate raises a ValueError.
 
-    One with an altered byte either raises one too or can still be described.
+    Reading one with an altered byte raises a ValueError or succeeds, but never fails otherwise.
     """
     der = der_of(trustme.CA().issue_cert("a"))
     for cut in range(0, len(der), 3):

@@ -80,7 +80,7 @@ print(len(os.read(refused[0], 100)) // 2)
 
 
 def run(emulator, code: str, times: int) -> None:
-    """Run the program *times* times; each run must print "5" and exit without an error."""
+    """Run the program *code* as often as *times* says; each run must print "5" and exit with 0."""
     for _ in range(times):
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", code],
@@ -119,7 +119,7 @@ def test_forked_child_cannot_use_the_clients(run_emulator):
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [SYNC, ASYNC], ids=["sync", "asyncio"])
 def test_five_hundred_programs_that_close_nothing_exit(run_emulator, code):
-    """It takes many runs to find a hang that occurs in only one run out of a hundred."""
+    """All 500 programs exit: a hang that occurs in one run out of a hundred would be found."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(5))
     run(emulator, code, 250)

@@ -295,7 +295,7 @@ def test_a_failed_commit_raises_and_stores_nothing(start: Open):
 
 
 def test_a_held_slot_is_retried_until_it_is_free(start: Open):
-    """The error ALREADY_EXISTS is retried until the managed slot is free."""
+    """While the managed subscription's slot is held, the stream is retried until it is free."""
     target, face = start()
     target.publish(2)
     if target.name == "memory":

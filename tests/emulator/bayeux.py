@@ -99,5 +99,5 @@ def ids(events: list[dict[str, Any]]) -> list[int]:
 
 
 def records(*names: str) -> list[dict[str, Any]]:
-    """Return the data of one PushTopic event per name, reporting a new record with that name."""
+    """Return the data of PushTopic events, each for the creation of a record with a given name."""
     return [{"type": "created", "sobject": {"Id": f"001{name}", "Name": name}} for name in names]

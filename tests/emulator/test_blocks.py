@@ -106,7 +106,7 @@ def open_org(tmp_path: Path) -> Iterator[Callable[..., Org]]:
 
 
 def full_pages() -> int:
-    """Return 100, a limit of events per page at which pages are full."""
+    """Return 100, a page size of as many events as a block can hold."""
     return 100
 
 
@@ -228,7 +228,10 @@ def test_large_events_have_no_blocks(open_org):
 
 @pytest.mark.parametrize("happened", ["aged out", "reset", "moved"])
 def test_events_after_a_loss_have_blocks(open_org, happened):
-    """After events are lost to expiry, a reset or a move, later events are stored in blocks."""
+    """Events are stored in blocks again after older ones expire or are deleted by a reset.
+
+    The same is true after a move to another instance renumbers them.
+    """
     org = open_org()
     org.publish(ORDERS, 100)
     LOSSES[happened](org)
@@ -241,7 +244,7 @@ def test_events_after_a_loss_have_blocks(open_org, happened):
 
 
 def test_deleting_a_channel_deletes_its_blocks(open_org):
-    """A channel that reuses a deleted channel's number does not send the old one's events."""
+    """A new channel that reuses the number of a deleted one does not send that channel's events."""
     org = open_org()
     org.bus.put_channel("/data/Some__chn", [ACCOUNTS])
     org.publish(ACCOUNTS, 100)

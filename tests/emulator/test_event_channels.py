@@ -196,7 +196,7 @@ def test_unknown_channels_and_members_are_not_found(shared):
 def test_channels_survive_a_restart_with_a_seed(tmp_path):
     """Channels that were created with the Tooling API survive a restart.
 
-    Channels of the seed are reset to their definition in the file.
+    A channel that is defined in the seed file gets the members listed there again.
     """
     seed = tmp_path / "seed.toml"
     schema = EmulatorServer(tmp_path / "x")
@@ -237,7 +237,7 @@ def test_entity_definition_lists_events(shared):
 
 
 def limit(emulator: Any, name: str) -> tuple[int, int]:
-    """Return the maximum and the remaining number of a limit."""
+    """Return the maximum of an org limit, and how much of it remains."""
     found = rest(emulator, "GET", "/services/data/v62.0/limits").json[name]
     return found["Max"], found["Remaining"]
 

@@ -37,7 +37,7 @@ TIMEOUT = 300.0
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a run."""
+    """The result of a run: kills, faults, and counts of lost, foreign and repeated events."""
 
     published: int
     kills: int

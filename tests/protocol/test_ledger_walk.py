@@ -72,7 +72,7 @@ class Walk:
         assert self.ledger.ack(first, last) == self.plain.ack(first, last)
 
     def confirm(self) -> None:
-        """Confirm a position in both ledgers: one that may be committed, or one near it."""
+        """Confirm a random position in both ledgers: one that can be committed, or one near it."""
         ready = self.plain.prefix
         order = self.chance.choice(ready).order if ready else 0
         order += self.chance.choice((0, 0, 0, 0, -1, 1, 60))

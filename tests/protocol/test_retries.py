@@ -83,7 +83,7 @@ def test_access_denied_after_a_response_is_temporary() -> None:
 
 
 def reject_sessions(judge: Retries, now: float, until: float) -> tuple[float, int]:
-    """Reject the session after each renewal, until the time *until* or until *judge* gives up.
+    """Reject every renewed session until the time *until*, or until *judge* reports an error.
 
     Returns:
         The time of the last rejection, and the number of renewals.
@@ -181,9 +181,10 @@ def test_held_slot_does_not_count_as_connection_failure() -> None:
 
 
 def test_held_slot_is_retried_until_its_timeout() -> None:
-    """While another client holds the managed subscription's only slot, the stream is retried, with
-    short delays at first, until `slot_timeout`; then the error is `SubscriptionBusyError`, which
-    says what to do."""
+    """While another client holds the managed subscription's slot, the stream is retried.
+
+    After `slot_timeout`, the error is a `SubscriptionBusyError` that says what to do.
+    """
     judge, held = retries(), failure(FailureKind.SLOT_HELD, SubscriptionBusyError("active"))
     assert judge.judge(held, 0.0, 0.5).reopen_at == 0.25
     verdict = judge.judge(held, TIMES.slot_timeout - 1, 0.5)

@@ -129,7 +129,7 @@ class Walk:
         self.execute(self.protocol.start(self.now))
 
     def execute(self, commands: list[Command]) -> None:
-        """Execute commands as a driver does."""
+        """Execute the protocol's commands, as a driver does, and check them against the rules."""
         assert self.finish is None or not commands
         for command in commands:
             self.counts[type(command).__name__] += 1
@@ -243,8 +243,9 @@ class Walk:
     # Actions, of which each step takes one.
 
     def step(self) -> None:
-        """Take one random action; if the process has finished, first check how it ended and
-        start another.
+        """Take one random action.
+
+        If the subscription has ended, first check how it ended, and start a new process.
         """
         if self.finish is not None:
             self.check_finish()
@@ -286,7 +287,7 @@ class Walk:
             self.execute(self.protocol.taken(len(batch.events), batch.size, self.now))
 
     def ack(self) -> None:
-        """Ack some read events: the oldest ones, or any."""
+        """Ack some or all events that the application has read, in order or shuffled."""
         count = self.chance.choice((1, 3, len(self.held)))
         if self.chance.random() < 0.2:
             self.chance.shuffle(self.held)
@@ -337,8 +338,9 @@ class Walk:
         self.service.outbox.clear()
 
     def external_step(self) -> None:
-        """Let a planned rejection of the start position happen, or else finish a pending sign-in,
-        which may fail.
+        """Reject the stream's start position if that is planned.
+
+        Otherwise finish a pending sign-in, successfully or not.
         """
         if self.reject and self.service.stream:
             self.reject = False
@@ -512,5 +514,5 @@ def test_random_walk_breaks_no_rule(kind: str, moves: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "moves"), WALKS)
 def test_long_random_walk_breaks_no_rule(kind: str, moves: bool) -> None:
-    """A random walk of 100,000 steps breaks no rule of this module."""
+    """A random walk of 100,000 steps breaks none of the rules listed at the top of this module."""
     walk(kind, moves, steps=100_000)

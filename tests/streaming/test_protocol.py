@@ -215,8 +215,9 @@ def test_replies_that_match_no_request_are_ignored():
 
 
 def test_a_filter_is_part_of_the_subscription_but_not_of_the_position():
-    """A subscribe request names the subscription with its filter, but sends the position under the
-    channel without it.
+    """A subscribe request contains the filter in the subscription's name.
+
+    The replay position is sent under the channel's name without the filter.
     """
     script = Script().connected()
     script.subscribe(f"{TOPIC}?Name='a'", 7)
@@ -384,8 +385,9 @@ def test_an_unsubscribe_waits_for_the_servers_reply():
 
 
 def test_an_event_that_arrives_after_an_unsubscribe_is_delivered():
-    """An event that arrives after an unsubscribe is delivered under the subscription's name,
-    including the filter.
+    """An event that arrives after an unsubscribe is delivered.
+
+    It names its subscription, including the filter.
     """
     name = f"{TOPIC}?Name='a'"
     script = Script().connected(name)
@@ -482,7 +484,10 @@ def test_a_subscribe_can_be_retried_after_its_timeout():
 
 
 def test_requests_of_an_interrupted_caller_are_undone():
-    """Interrupting a caller undoes its subscribe, ends its open() and completes its unsubscribe."""
+    """If a caller is interrupted, its subscribe is undone, and its open() ends the client.
+
+    Its unsubscribe is still completed.
+    """
     script = Script().connected(TOPIC)
     script.subscribe(OTHER, waiter="other")
     script.tick(lambda: script.protocol.abandon(script.calls["other"]))
@@ -505,9 +510,9 @@ def test_requests_of_an_interrupted_caller_are_undone():
     [(TOPIC, True, 6), (TOPIC, False, -2), (f"{TOPIC}?Name='a'", True, -2)],
 )
 def test_a_resubscribed_channel_resumes_if_its_position_is_stored(name, resumes, position):
-    """If a store keeps its position, a resubscribed channel resumes after its last queued event.
+    """A resubscribed channel whose position is stored resumes after its last queued event.
 
-    With a fixed start or another filter, it starts at the requested position.
+    If its position is not stored, or its filter differs, it starts at the requested position.
     """
     script = Script().connected(TOPIC, start=-2)
     script.confirm(POLL, event(5))
@@ -649,7 +654,7 @@ def test_a_rejected_position_without_a_fallback_is_reported():
     ids=["broken", "empty", "nonsense", "late", "ask", "unanswered", "goodbye", "end", "advice"],
 )
 def test_a_session_that_may_have_lost_a_response_is_replaced(speak):
-    """A new session resumes each channel after its last queued event.
+    """If a response may have been lost, a new session resumes after the last queued event.
 
     The token is not renewed, and no error is reported.
     """
@@ -915,7 +920,7 @@ def test_a_subscribe_refused_for_its_token_renews_the_token():
 
 
 def test_a_failed_sign_in_is_reported():
-    """A permanent sign-in failure reports its own error; a temporary one is retried."""
+    """If signing in fails permanently, its error is reported; a temporary failure is retried."""
     script = Script(connection_timeout=None).connected(TOPIC)
     script.refuse(POLL, "401::Authentication invalid", "none")
     script.fail(ASK, StreamUnavailableError("the login host is down"))

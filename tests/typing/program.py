@@ -51,7 +51,7 @@ def follow(topic: str) -> dict[str, str]:
 
 
 def commit(name: str, timeout: float) -> bytes | None:
-    """Read a batch, commit it, and return the committed position; None if that fails."""
+    """Read and commit a batch; return the committed position, or None if nothing was committed."""
     with PubSubClient.from_env() as client, client.subscribe_managed(name) as subscription:
         batch = subscription.next_batch(timeout)
         if batch is None or subscription.health().state == "waiting":

@@ -29,8 +29,10 @@ def key(number: int) -> bytes:
 
 
 def rows_of(*events: tuple[int, bytes, str, str, float | None]) -> pa.Table:
-    """Return raw rows of events, each given as number, payload, schema, topic, and event time in
-    seconds (None if unknown).
+    """Return events as rows of a raw table.
+
+    Each event is a tuple of its number, payload, schema, topic, and time in seconds (None if
+    unknown).
     """
     return pa.Table.from_pylist(
         [
@@ -86,7 +88,7 @@ class World:
         }
 
     def store(self, rows: pa.Table, at: float = NOW, *, known: str = "sure") -> None:
-        """Add rows that were written at the time *at* to the table.
+        """Add rows to the table, as if they had been written at the time *at*.
 
         *known* says what the window contains for them: their marks (`sure`), only the hours of
         their writes (`unmarked`), marks of an earlier process (`unsure`), or nothing (`no`).
@@ -127,8 +129,9 @@ def test_redelivered_event_costs_no_look_up(world: World):
 
 
 def test_different_payload_with_the_same_schema_and_topic_is_a_conflict(world: World):
-    """The conflict contains the stored row, which is looked up in the table because a mark alone is
-    no proof.
+    """An event whose payload differs from that of the stored row is reported with that row.
+
+    The row is looked up in the table, because a different mark alone is no proof.
     """
     world.store(rows_of(event(7), event(1)))
     verdict = world.judge(rows_of(event(2), event(1, b"b")))
@@ -156,8 +159,9 @@ def test_same_payload_on_another_topic_is_a_plain_duplicate(world: World):
 
 
 def test_conflicts_within_a_write_are_found(world: World):
-    """The first event of a key in a write is new, and the later ones with the same key are compared
-    with it.
+    """If several events in a write have the same key, the first is new.
+
+    The others are compared with it.
     """
     rows = rows_of(event(1), event(1), event(1, b"b"), event(1, b"c", schema="two"))
     verdict = world.judge(rows)
@@ -193,8 +197,9 @@ def test_event_of_a_deleted_row_is_new_after_a_restart(world: World):
 
 
 def test_only_events_older_than_the_window_or_without_a_time_are_looked_up(world: World):
-    """The keys of such events are looked up in the table, while other events in the same write are
-    judged by the window alone.
+    """An event is looked up in the table if it is older than the window or has no time.
+
+    Other events in the same write are judged by the window alone.
     """
     old, unknown = event(1, time=NOW - 80 * HOUR), event(2, time=None)
     world.store(rows_of(old), NOW - 79 * HOUR, known="no")
@@ -248,7 +253,10 @@ def test_marks_depend_on_payload_schema_and_topic():
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=12))
 def test_merged_spans_are_disjoint_and_cover_the_same_times(pairs: list[tuple[int, int]]):
-    """Overlapping spans are merged, because a query with one span per event would be too long."""
+    """Overlapping time spans are merged into disjoint ones that cover the same times.
+
+    A look-up with one span per event would be too long.
+    """
     spans = [(float(start), float(start + length)) for start, length in pairs]
     found = merged(spans)
     points = [n / 2 for n in range(80)]
