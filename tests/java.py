@@ -1,4 +1,4 @@
-"""Java options that speed up tests: less JIT compilation, and an archive of Spark's classes.
+"""Java options that speed up tests: less JIT compilation, and a class data sharing archive.
 
 Two thirds of Spark's start time are spent on loading and checking about 20,000 classes. With an
 archive of loaded classes (Java's class data sharing), a start with a small write takes 8 s of CPU
@@ -74,7 +74,7 @@ def archive() -> Path:
 
 
 def options() -> str:
-    """Return the Java options for tests, with the archive of Spark's classes if it exists."""
+    """Return the Java options for tests, including the class data sharing archive if it exists."""
     found = archive()
     if not found.exists():
         return _OPTIONS  # naming a missing archive would also disable Java's default archive

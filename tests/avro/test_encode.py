@@ -57,8 +57,8 @@ ALL = Codec(
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_the_corpus_is_encoded_as_by_fastavro(name):
-    """Each value of the corpus is encoded to the same bytes as by fastavro, and decoded back to
-    itself.
+    """Each value of the corpus is encoded to the bytes that fastavro produces, and decoded back to
+    the same value.
     """
     codec = Codec("id", schema_text(name))
     for value in values(name, 40):

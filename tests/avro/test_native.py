@@ -168,8 +168,8 @@ def test_both_decoders_agree_on_nan_and_infinities(number_):
 
 @needs_native
 def test_both_decoders_agree_on_a_repeated_map_key():
-    """If a map repeats a key, both decoders keep its first place and last value in a dict, and
-    every entry in Arrow.
+    """If a map repeats a key, both decoders agree: a dict has the key's first position and last
+    value, and Arrow has every entry.
     """
     both = pair_of({"type": "map", "values": "int"})
     raw = number(3) + b"\x02a\x02" + b"\x02b\x04" + b"\x02a\x06" + b"\x00"

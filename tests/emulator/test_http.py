@@ -113,8 +113,8 @@ def post(emulator, path, body, token=None):
 def test_admin_expires_and_renews_the_token(emulator, client):
     """An expired token still authorizes `/admin/token`, which returns a new one.
 
-    The fault counts as happened once a call is refused, and the fault report contains neither
-    token.
+    The fault is reported as happened only after a call has been refused, and the fault report
+    contains neither token.
     """
     old = emulator.access_token
     status, answer = post(emulator, "/admin/faults", {"kind": "expire_token"})

@@ -117,7 +117,7 @@ def test_responses_have_security_headers_and_are_not_cached(served):
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "localhost.evil.example"])
 def test_requests_for_other_host_names_are_rejected(served, host):
-    """An unexpected Host header is rejected with status 421, against DNS rebinding attacks."""
+    """An unexpected Host header is rejected with status 421, to prevent DNS rebinding attacks."""
     answer, body = get(served[1], "/metrics", host=host or "[")
     assert answer.status == 421
     assert "messaging" not in body

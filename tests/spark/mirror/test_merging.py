@@ -155,8 +155,8 @@ def known(phone: str, seq: int) -> Mirrored:
 
 
 def test_as_of_is_what_was_durable_one_margin_earlier():
-    """A read's as-of is what was durable one margin (the longest lag of the org's responses) before
-    its request. Before a margin has passed, a read has no as-of."""
+    """A read's as-of is the last state of the tables that was durable one margin (the longest lag
+    of the org's responses) before the request. Until a margin has passed, a read has no as-of."""
     notes = [
         DurableState(10.0, AsOf(5)),
         DurableState(12.0, AsOf(7)),

@@ -61,6 +61,8 @@ def test_moves_agrees_with_a_simple_model():
         assert (found.vanished, found.added) == (then - now, now - then)
 
 
-def test_commits_before_the_kept_log_are_ignored():
-    """If the kept log begins with the given version, no batches count as removed or added."""
+def test_commits_before_the_retained_log_are_ignored():
+    """If the given version is the oldest one that the log retains, no batches are reported as
+    removed or added.
+    """
     assert moves([Commit(7, batch="h")], 7) == Moves()

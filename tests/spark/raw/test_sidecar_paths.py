@@ -87,7 +87,7 @@ class Killed(BaseException):
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Patch `os` so that the disk-changing call number *step*, counted from 1, raises `Killed`."""
+    """Patch `os` so that the *step*-th call that changes a file, from 1, raises `Killed`."""
     left = [step]
 
     def dying(function: Callable) -> Callable:
