@@ -102,7 +102,7 @@ class SessionExpiredError(AuthenticationError):
 
 
 class ProtocolError(SfPubSubError):
-    """A protocol rule was broken; see the two subclasses."""
+    """The caller or the service broke a protocol rule; see the subclasses."""
 
 
 class LocalProtocolError(ProtocolError):

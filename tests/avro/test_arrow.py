@@ -236,7 +236,7 @@ def bomb(levels: int) -> str:
         (event_schema({"type": "record", "name": "E", "fields": []}), "has no fields"),
         (event_schema(["null"]), "has no type other than null"),
         (event_schema("Missing"), "is not defined"),
-        (event_schema(["string", "string"]), "two members of the same name"),
+        (event_schema(["string", "string"]), "two members with the same name"),
         (bomb(40), "more than"),
         ('"string"', "not an Avro record schema"),
         ("{", "not a valid Avro schema"),

@@ -164,7 +164,7 @@ def test_a_port_in_use_raises_an_error_with_advice():
         taken.listen()
         port = taken.getsockname()[1]
         with (
-            pytest.raises(ConfigurationError, match="choose another port with --http"),
+            pytest.raises(ConfigurationError, match="choose another address or port"),
             serve(Monitor("test"), port=port),
         ):
             pass

@@ -293,9 +293,9 @@ class HttpClient:
         the libraries' errors, which contain the request and its secrets.
 
         Args:
-            adapter: From `RequestLimit.adapter`. It is used without a requests session, which would
-                process redirects even if told not to follow them, replace our token with a password
-                from a .netrc file, and send cookies from other responses.
+            adapter: From `RequestLimit.adapter`. It is used without a `requests.Session`, which
+                would process redirects even if told not to follow them, replace the token with a
+                password from a .netrc file, and send cookies from other responses.
             method: HTTP method.
             url: The URL, which the caller must have checked, because secrets are sent to it.
             headers: All request headers.

@@ -72,7 +72,7 @@ class RequestLimit:
             if self.expired:
                 # Close it here, because the caller of `watch` loses the socket through the error.
                 connection.close()
-                raise ConnectionAbortedError("the request was aborted")
+                raise ConnectionAbortedError("the request was cancelled or took too long")
             if self._socket is not None:
                 self._socket.close()
             # A duplicate handle, because TLS takes over the original one.

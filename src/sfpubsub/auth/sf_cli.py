@@ -62,7 +62,7 @@ class SfCliLogin:
         Raises:
             ConfigurationError: ``sf`` is not installed, or its org is not the expected one.
             AuthenticationError: ``sf`` failed, did not finish in time, is not signed in to the org,
-                or returned the refused token again.
+                or returned the token of *expired* again.
         """
         try:
             return self._take(expired)

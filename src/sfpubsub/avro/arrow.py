@@ -238,7 +238,9 @@ class _Group:
         return picked
 
     def record_batch(self, rejected: list[Rejected], native: bool) -> Iterator[pa.RecordBatch]:
-        """Yield one record batch of the decodable events; nothing if the schema is unavailable.
+        """Yield one record batch of the decodable events.
+
+        If the schema is unavailable, all events are undecodable, and no record batch is yielded.
 
         Args:
             rejected: The list to which undecodable events are added.

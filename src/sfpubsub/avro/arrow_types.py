@@ -208,7 +208,7 @@ def _member_names(branches: Sequence[AvroSchema], namespace: str) -> list[str]:
         names = [name.replace(".", "_") for name in full]
     if len(set(names)) < len(names):
         raise SchemaError(
-            f"the schema cannot be converted to Arrow types: a union has two members of the same "
+            f"the schema cannot be converted to Arrow types: a union has two members with the same "
             f"name: {names}"
         )
     return names

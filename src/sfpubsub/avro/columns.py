@@ -206,7 +206,7 @@ def names_of(field: pa.Field) -> Iterator[str]:
 
 
 def type_word(kind: pa.DataType) -> str:
-    """Return a type's name as in Spark SQL, but with only characters allowed in column names."""
+    """Return a name for a type, similar to Spark SQL's, that is valid as part of a column name."""
     if pa.types.is_list(kind):
         return f"array_{type_word(kind.value_type)}"
     if pa.types.is_map(kind):

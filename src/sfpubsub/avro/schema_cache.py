@@ -31,7 +31,7 @@ MAX_SCHEMAS = 512
 
 
 class Store(Protocol):
-    """Stores schemas durably, beyond this process. Thread-safe."""
+    """Stores schemas durably, so that they outlive the process. Thread-safe."""
 
     def get(self, schema_id: str) -> str | None:
         """Return the schema as JSON text, or None if it is not stored."""

@@ -73,8 +73,8 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 @click.option(
     "--staging",
     metavar="DIR",
-    help="With parquet: directory in which to create .NAME.sfpubsub, which holds unfinished writes "
-    "and side tables.  [default: the directory that contains the table]",
+    help="With parquet: directory in which to create .NAME.sfpubsub (NAME is the table's), which "
+    "holds unfinished writes and side tables.  [default: the directory that contains the table]",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options

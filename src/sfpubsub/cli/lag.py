@@ -1,4 +1,4 @@
-"""``sfpubsub lag``: show the progress of running commands, from their status files."""
+"""``sfpubsub lag``: show the progress of commands on this machine, from their status files."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ class Pace:
 @click.option(
     "--created-by",
     metavar="USER_ID",
-    help="Value of CreatedById for lines that omit it. Lines that omit CreatedDate get the "
-    "current time.",
+    help="Value of CreatedById for lines that omit it. With this option, lines that omit "
+    "CreatedDate get the current time.",
 )
 @click.option(
     "--stream", is_flag=True, help="Use the PublishStream call, with several requests in flight."

@@ -179,8 +179,9 @@ def _explain_undecodable(total: StepReport, target: str) -> None:
             "run this command again"
         )
     click.echo(
-        f"none of the {counted(total.undecodable, 'event')} could be decoded; the most frequent "
-        f"reason ({count} of them): {reason}{hint}; the events are in {target}, table _undecodable",
+        f"decoding failed for all events ({counted(total.undecodable, 'event')}); the most "
+        f"frequent reason (count: {count}): {reason}{hint}; the events are in {target}, "
+        f"table _undecodable",
         err=True,
     )
 

@@ -37,7 +37,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             Either way, hosts in the environment variable ``no_proxy`` are reached directly.
         timings: Intervals, delays and timeouts; see `Timings`.
         transport: Replaces the gRPC channel, for tests.
-        schema_store: Store for schemas, so that raw events can be decoded offline and later. A
+        schema_store: Store for schemas, so that raw events can be decoded later, even offline. A
             schema is fetched from the service only if the store does not have it.
         datetimes: Whether `Event.value` converts fields that the schema documents as ``DateTime``
             to `datetime` in UTC; otherwise, they are milliseconds since the epoch.
@@ -132,7 +132,8 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             replay_fallback: Where to continue if the service rejects the position; by default, the
                 subscription fails.
             ack: ``auto``: requesting the next batch acks the previous one; ``manual``: the caller
-                acks. Acks have an effect only with a store.
+                acks. If positions are not stored, acks have no effect, and no event counts as
+                unacked.
             max_pending_count: No more events are requested while this many are undelivered. While
                 this or one of the next two limits is reached, single events may still be requested,
                 to keep the stream open.

@@ -93,10 +93,10 @@ class Event:
     def value(self) -> dict[str, Any]:
         """The decoded fields by name: all of them, or those selected with ``fields``.
 
-        Times are integers in milliseconds since the epoch.
+        Times are integers, as in the payload; a ``DateTime`` is in milliseconds since the epoch.
 
         If the client was created with ``datetimes=True``, fields that the schema documents as
-        ``DateTime`` are `datetime` objects in UTC.
+        ``DateTime`` are `datetime` objects in UTC, except for times outside the years 1 to 9999.
 
         Raises:
             DecodeError: The payload does not fit its schema. The message names the event and its

@@ -162,7 +162,7 @@ class Consumer:
         self._store_when_idle = True
 
     def delivered_one(self, seq: int) -> None:
-        """Record that one event of a batch was delivered: the one with ``delivery_seq`` *seq*."""
+        """Record that a single event was delivered: the one whose ``delivery_seq`` is *seq*."""
         self.in_hand = (seq, seq)
 
     def give_back(self, batch: EventBatch | None) -> None:

@@ -1,4 +1,4 @@
-"""What both clients need to run a handler: options, keys, treatment of failures, and the outcome.
+"""What the synchronous and asyncio clients need to run a handler: options, keys, failures, outcome.
 
 A run takes events from a subscription in the calling thread or task, and the `Dispatcher` decides
 which event a handler gets next. `Work` connects the subscription and the `Dispatcher`.

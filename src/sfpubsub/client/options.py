@@ -62,8 +62,8 @@ def chosen_fields(fields: Iterable[str] | None) -> frozenset[str] | None:
     """Validate the requested fields and return them as a set; None means all fields.
 
     Raises:
-        ConfigurationError: *fields* is a single string, or contains something that is not the name
-            of a top-level field.
+        ConfigurationError: *fields* is a single string, or contains a value that is not a string or
+            is the name of a component, such as ``BillingAddress.City``.
     """
     if fields is None:
         return None

@@ -98,7 +98,7 @@ class Outbound(Generic[ReceiptT]):
     """Encodes the events of one publisher, and delivers their results. Thread-safe.
 
     Args:
-        topic: Full path of the topic, which must be cached in *topics* already.
+        topic: Full path of the topic, which must already be cached in *topics*.
         topics: Supplies the topic's schema id.
         schemas: Supplies the codecs.
         created_by: ``CreatedById`` for values that lack it; a missing ``CreatedDate`` is then

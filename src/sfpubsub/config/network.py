@@ -39,8 +39,8 @@ def trusted_roots(ca_file: str = "") -> Path:
     """Return the PEM file of the certificate authorities to trust.
 
     Args:
-        ca_file: The configured file. If empty, the file that ``SSL_CERT_FILE`` names is used,
-            otherwise the system's, otherwise certifi's.
+        ca_file: The configured file. If empty, the file that ``SSL_CERT_FILE`` names is used if it
+            exists, otherwise the system's, otherwise certifi's.
 
     Raises:
         ConfigurationError: *ca_file* or ``SSL_CERT_FILE`` cannot be read, or contains no

@@ -71,7 +71,8 @@ def serve(monitor: Monitor, host: str = "127.0.0.1", port: int = 0) -> Iterator[
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(
-            f"cannot listen on {host}:{port} ({reason}): choose another port with --http"
+            f"cannot listen on {host}:{port} ({reason}): choose another address or port "
+            "(command line: --http)"
         ) from error
     server.monitor = monitor
     server.is_local = _is_loopback(str(server.server_address[0]))

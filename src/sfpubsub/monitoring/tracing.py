@@ -126,7 +126,7 @@ class SourceTracing:
         self._processed_at = time.time_ns()
 
     def settled(self, confirmed: int) -> None:
-        """Record that the positions of *confirmed* events in total were committed or stored."""
+        """Record the total number of events whose positions were committed or stored."""
         from opentelemetry.trace import Link, SpanKind
 
         events = confirmed - self._settled

@@ -65,7 +65,7 @@ class Appetite:
         """Return what `room` will be after the application has read all waiting events.
 
         Args:
-            unacked: See `room`.
+            unacked: Number of events received and not acked, whether read or not.
         """
         return self._room(0, 0, unacked)
 

@@ -11,7 +11,7 @@ from sfpubsub.types import PublishResult, RawEvent, ReplayId
 
 
 class CommitAnswer(NamedTuple):
-    """The service's response to one or more commits, with the values of the newest commit."""
+    """The service's response to a commit. If it answers several, its fields describe the newest."""
 
     request_id: str
     replay_id: ReplayId | None

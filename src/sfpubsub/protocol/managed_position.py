@@ -17,7 +17,7 @@ next stream is compared with the ledger, which contains the received events that
   service went back, which LATEST never does. Nothing is lost, now or on later streams: the
   subscription is *anchored*.
 - If it begins with another event of the ledger, or with a keepalive at the last position received,
-  no event was published in between, so nothing is lost.
+  no event was skipped, so nothing is lost.
 - Otherwise, or if nothing was received before this stream, events may have been lost. Since this
   cannot be determined, a gap with reason ``unanchored`` is reported.
 """
@@ -140,8 +140,8 @@ class ManagedPosition:
     ) -> CommitRequest | None:
         """Return the commit to send now, or None if no commit is due.
 
-        It commits the newest position in the acked prefix that was received on this stream. If
-        no such position exists, it repeats the last confirmed one, at intervals of
+        It commits the newest position that was received on this stream and up to which all
+        events are acked. If there is none, it repeats the last confirmed one, at intervals of
         `Timings.commit_interval` (rule 6 in commits.py).
 
         Args:

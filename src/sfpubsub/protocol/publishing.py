@@ -214,7 +214,7 @@ class PublishProtocol:
     # Inputs from the timer.
 
     def deadline(self) -> float | None:
-        """Return when `timer` must be called; None if no timer runs.
+        """Return when `timer` must be called; None if nothing will become due.
 
         Calling `timer` earlier has no effect.
         """

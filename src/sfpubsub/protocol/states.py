@@ -21,7 +21,7 @@ A subscription can end in three ways; CLOSED is final:
 - ABORT ends it immediately.
 - DRAIN is graceful. DRAINING commits the acked events and waits for the response. CLOSING has
   half-closed the stream and waits for the service to end it. If the stream ends in either state, so
-  does the subscription. In other states than STREAMING, SAVE replaces DRAIN if there are acked
+  does the subscription. In states other than STREAMING, SAVE replaces DRAIN if there are acked
   events to commit. They can be committed only after a stream has redelivered them, so a stream is
   opened unless one is already opening. SAVING waits for the session that this needs.
 - FATAL is a failure that retries cannot fix; the subscription's error states the cause.

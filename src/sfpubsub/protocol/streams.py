@@ -125,7 +125,7 @@ class Streams:
         return self._apply_verdict(self._retries.judge(failure, now, jitter))
 
     def session_renewed(self, now: float) -> list[Command]:
-        """Open the next stream with the new session, or wait first if a delay is still running."""
+        """Open the next stream with the new session, after any remaining retry delay."""
         if self.state not in {State.RENEWING, State.SAVING}:
             return []
         self._retries.renewed()

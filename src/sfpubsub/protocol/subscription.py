@@ -42,7 +42,8 @@ class SubscriptionProtocol(Streams):
             count: Number of events in the batch.
             size: Payload bytes of these events.
             now: The current time, in seconds.
-            done: First and last ``delivery_seq`` of earlier events to ack in the same step.
+            done: First and last ``delivery_seq`` of earlier events to ack in the same step;
+                None to ack nothing.
         """
         self._intake.taken(count, size)
         if done is not None:

@@ -233,7 +233,7 @@ class Unanswered:
 
     @property
     def sent_at(self) -> float | None:
-        """When the oldest request in flight was sent (monotonic clock); None without requests."""
+        """When the oldest request in flight was sent (monotonic clock); None if there is none."""
         for request in self._requests:
             return request.sent_at
         return None

@@ -178,7 +178,7 @@ def _exact(answer: Answer) -> Any:
 
 
 def check_name(what: str, name: str) -> str:
-    """Return *name* if it is a valid API name. The name becomes part of a path or of SOQL.
+    """Return *name* if it is a valid API name, which is safe to use in a URL path or a SOQL query.
 
     Raises:
         LocalProtocolError: *name* is not valid.

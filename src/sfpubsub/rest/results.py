@@ -135,8 +135,8 @@ def _page(
     records, found = int(count), counter.lines - has_header
     if found == records + 1 and counter.is_whole:
         raise RemoteProtocolError(  # the line is not shown, because it may be a record
-            f"the first line of the org's results contains {len(first)} values that do not match "
-            f"the requested columns {', '.join(columns)[:200]}"
+            f"the first line of the org's results contains {len(first)} values, which do not "
+            f"match the requested columns {', '.join(columns)[:200]}"
         )
     if found != records or not counter.is_whole:
         raise StreamUnavailableError(

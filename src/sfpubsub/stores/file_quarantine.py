@@ -279,6 +279,9 @@ def _is_whole(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except SfPubSubError as error:
-        logger.warning("%s; rewriting the entry", error)
+        logger.warning(
+            "rewriting the entry of an event that was received again, so no action is needed (%s)",
+            error,
+        )
         return False
     return True

@@ -40,7 +40,7 @@ class AsyncStreamingClient(StreamingBase):
     async def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
         """Subscribe to a channel, like `StreamingClient.subscribe`.
 
-        If the call is cancelled, the channel is unsubscribed again.
+        If the call is cancelled, the client unsubscribes from the channel again.
         """
         await self._subscribe(channel, replay)
 

@@ -1,6 +1,6 @@
 """Executes the commands of the protocol (protocol.py).
 
-There is one thread for deadlines, and one for each `Lane`, which sends the requests of the lane.
+There is one thread for deadlines, and one for each `Lane`, which sends that lane's requests.
 Each input is passed to the protocol under one lock, in the thread where it occurs. That thread also
 executes the resulting commands, except for sending requests. This module makes no decisions, and it
 does not access the application's replay store.

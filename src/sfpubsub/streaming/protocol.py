@@ -115,7 +115,10 @@ class StreamingProtocol:
         self._opener, self.over, self._next_at = call, False, -inf
 
     def abandon(self, call: Call) -> None:
-        """Cancel the operation of *call*, because its caller no longer waits for it."""
+        """Give up *call*, because its caller is no longer waiting.
+
+        If *call* is opening the client, the client is closed.
+        """
         if call is self._opener:
             self.close()
         else:
@@ -243,7 +246,7 @@ class StreamingProtocol:
         self._send(Lane.POLL, [message], held)
 
     def _send(self, lane: Lane, messages: Sequence[Message], held: float = 0.0) -> None:
-        """Send a request that the server may hold for *held* seconds."""
+        """Send a request that the server may hold for up to *held* seconds."""
         timeout = max(held * self.pace.held_factor, self.pace.request)
         # A token may have to be fetched before a handshake.
         before = 0.0 if self._client_id else self.pace.sign_in

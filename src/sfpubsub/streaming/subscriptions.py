@@ -71,7 +71,7 @@ class Channel:
         return self.asked is None and self.is_wanted == self.is_active
 
     def answer(self, error: SfPubSubError | None = None) -> None:
-        """End the waiting call, if there is one.
+        """Settle the waiting call, if there is one and its result is known.
 
         With *error*, the call fails. Without it, the call succeeds if `is_settled` is true, and
         keeps waiting otherwise.

@@ -83,7 +83,7 @@ def check_preset(what: str, preset: str) -> None:
         preset: The value to check.
 
     Raises:
-        ConfigurationError: *preset* has another value.
+        ConfigurationError: *preset* is neither of these.
     """
     if preset not in PRESETS:
         raise ConfigurationError(f"{what} must be {' or '.join(PRESETS)}, not {preset!r}")

@@ -266,7 +266,7 @@ class CallDriver(ABC, Generic[Opening]):
     def _crash(self, error: Exception) -> None:
         # An internal error must end the driver instead of leaving it silent.
         if self.over:  # already ended, so no caller is waiting for the result
-            logger.debug("%s: internal error after the end", self._name, exc_info=True)
+            logger.debug("%s: internal error after the driver had ended", self._name, exc_info=True)
             return
         logger.exception("%s: internal error", self._name)
         crash = StreamError(

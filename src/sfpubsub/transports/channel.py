@@ -56,7 +56,8 @@ def open_channel(
 
     Args:
         endpoint: ``host:port``; the service listens on 443 and 7443.
-        insecure: ``1`` for plaintext to loopback, ``force`` for plaintext to any host.
+        insecure: ``1`` for plaintext to loopback, ``force`` for plaintext to any host; blank or
+            ``0`` for TLS.
         ca_file: PEM file of the certificate authorities to trust instead of the system's.
         proxy: URL of an HTTP proxy; if empty, ``https_proxy`` and ``no_proxy`` apply.
         timings: Ping interval and timeout; None for the defaults.

@@ -107,7 +107,7 @@ class PublishDriver(CallDriver[OpenPublish]):
         self._apply(self._protocol.drain)
 
     def counts(self) -> PublishCounts:
-        """Return the numbers of events by outcome, of resends and of streams so far."""
+        """Return the counts so far: of events by outcome, of resends, and of streams."""
         self._check_process()
         with self._lock:
             return self._protocol.counts()

@@ -545,8 +545,8 @@ def test_the_command_fails_if_nothing_could_be_decoded(command, raw, capsys):
     assert command() == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["undecodable"] == 7
-    assert "none of the 7 events could be decoded" in err
-    assert "reason (4 of them): schema order_event" in err
+    assert "decoding failed for all events (7 events)" in err
+    assert "reason (count: 4): schema order_event" in err
     assert "schemaStore" in err
 
 

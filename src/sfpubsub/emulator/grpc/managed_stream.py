@@ -5,9 +5,9 @@ can occupy), commits and their responses, and the commit deadline.
 
 Unless a fault changes this, a commit is (1) validated, (2) made durable, (3) answered in a later
 response without events. If consecutive accepted commits are waiting for a response, they get a
-single one, with the values of the newest commit. Each refused commit gets a response of its own.
-After a failure between (2) and (3), the position is committed although the client received no
-response, so a new stream may start later than the client expects.
+single one, with the request id, Replay ID and time of the latest commit. Each refused commit gets a
+response of its own. After a failure between (2) and (3), the position is committed although the
+client received no response, so a new stream may start later than the client expects.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         self.ask(fetch.num_requested)
 
     def accept(self, arrival: Arrival[ManagedFetch]) -> None:
-        """Handle any request after a stream's first one. It requests events, commits a position, or
-        both.
+        """Handle a request that is not the stream's first. It may request events, commit a
+        position, or both.
 
         Raises:
             Refused: The request is not valid.
@@ -264,8 +264,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         return bool(events) and events[0].position == position
 
     def _take_answer(self) -> CommitAnswer:
-        """Remove and return the next commit response. Consecutive accepted commits share one, with
-        the values of the newest commit; each refused commit has one of its own.
+        """Remove and return the next commit response. Consecutive accepted commits share the
+        response to the latest of them; each refused commit has a response of its own.
         """
         count = next((i for i, item in enumerate(self._answers) if item.error), len(self._answers))
         answered = self._answers[: max(1, count)]

@@ -1,7 +1,7 @@
 """Pages: encoded responses, built once and shared by all streams at the same position.
 
-A stream is fast because its next page is built while its client still processes the previous one.
-Many streams are cheap because streams that wait for the same event share a page.
+A stream is fast because its next page is built while its client is still processing the previous
+one. Many streams are cheap because streams that wait for the same event share a page.
 
 A page contains events of one topic after one position. It stays valid until the bus deletes or
 renumbers events; a page that is not full also becomes invalid when the bus receives a newer event.

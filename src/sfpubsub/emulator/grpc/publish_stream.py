@@ -25,7 +25,7 @@ class PublishStream(Generic[R]):
     Args:
         world: The emulator's state.
         mailbox: Receives the requests of this call.
-        topic_of: Returns the topic name, possibly blank, in a request.
+        topic_of: Returns the topic name in a request, which may be blank.
         token: The access token of the call.
     """
 
@@ -42,8 +42,8 @@ class PublishStream(Generic[R]):
         """Yield (topic name, request) for each request, until the call ends.
 
         Raises:
-            Refused: The topic is missing or differs from that of the first request, no request
-                arrived for too long, or the token expired.
+            Refused: The topic is missing or differs from that of the first request, the
+                stream was idle for too long, or the token expired.
             Dropped: A request cannot be parsed.
         """
         bells = self._world.bus.bells

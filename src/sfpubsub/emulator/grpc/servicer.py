@@ -271,7 +271,7 @@ def add_to_server(servicer: PubSubServicer, server: grpc.Server) -> None:
     """Register the six RPCs with a server.
 
     This replaces the generated function ``add_PubSubServicer_to_server``. With that function, if a
-    request of a stream cannot be parsed, grpc ends the call, the handler ends it a second time, and
+    request in a stream cannot be parsed, grpc ends the call, the handler ends it a second time, and
     then the server sometimes cannot be stopped. Here, such a request reaches the handler as
     `_Malformed`, and only the handler ends the call.
     """

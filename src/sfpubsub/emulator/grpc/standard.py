@@ -50,7 +50,7 @@ def add_standard_services(server: grpc.Server) -> None:
 
 
 class _Reflection(grpc.GenericRpcHandler):
-    """Handles calls of both versions of the reflection service."""
+    """Handles calls to both versions of the reflection service, v1 and v1alpha."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _handler, so that the import happens only once

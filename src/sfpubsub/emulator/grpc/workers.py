@@ -1,7 +1,7 @@
 """A thread pool for gRPC calls. It starts threads on demand, up to a limit, and ends idle threads.
 
-The executor of the standard library keeps every thread that it has started: after 200 streams it
-would keep 200 threads. This module does not depend on gRPC.
+The executor of the standard library keeps every thread that it has started: after 200 concurrent
+streams, it would keep 200 threads. This module does not depend on gRPC.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ def _schema(call: Call, schema: Schema) -> Answer:
 
 
 def _expanded(compact: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of an event as a Streaming API subscriber receives it: within a message
-    that also contains the channel and the replay id. `compact` is the schema of the event itself.
+    """Return the schema of the message in which a Streaming API subscriber receives an event. The
+    message also contains the channel and the replay id. `compact` is the schema of the event alone.
     """
     event = {"type": "record", "name": "Event", "fields": [{"name": "replayId", "type": "long"}]}
     payload = {"type": "record", "name": "Payload", "doc": "", "fields": compact["fields"]}

@@ -217,7 +217,7 @@ def _asked(call: Call) -> dict[str, str]:
 
 
 def _size(call: Call) -> int:
-    """Return the number of rows per page: the client's requested batch size, within limits."""
+    """Return the number of rows per page: the batch size requested by the client, within limits."""
     wish = re.search(r"batchSize=(\d{1,9})", call.headers.get("Sforce-Query-Options", ""))
     return min(_BATCH, max(_SMALLEST_BATCH, int(wish[1]))) if wish else _BATCH
 

@@ -45,7 +45,7 @@ class Query:
         fields: Names of the selected fields.
         of: Name of the object.
         where: Conditions, all of which must be met.
-        order: Fields to order by, and whether each is descending.
+        order: Pairs of a field to order by, and whether its order is descending.
         limit: Maximum number of rows; None for all.
     """
 

@@ -131,6 +131,6 @@ class Batch:
 
 
 def event_id(draft: Draft) -> str:
-    """Return the event id that the publisher set, or a new UUID if that id is not valid."""
+    """Return the event id that the publisher set, or a new UUID if it is missing or not valid."""
     fits = 0 < len(draft.event_id) <= _EVENT_ID_CHARS
     return draft.event_id if fits else str(uuid.uuid4())

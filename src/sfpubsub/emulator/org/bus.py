@@ -131,8 +131,8 @@ class Bus(Positions):
             return found is not None and found.number == topic.number
 
     def put_log(self, name: str) -> None:
-        """Create a topic that has an event log but no schema, unless the topic exists. gRPC clients
-        can neither publish to the topic nor subscribe to it.
+        """Create a topic that has an event log but no schema. gRPC clients can neither publish to
+        the topic nor subscribe to it. An existing topic keeps its events.
         """
         with self._lock, self._store.transaction():
             self._put(name, "", False, False)

@@ -211,11 +211,18 @@ class ManagedSubscriptions:
         error_recovery_replay: Preset,
         state: State,
     ) -> None:
-        """Replace the settings of a subscription, as a PATCH of the Tooling API does. Arguments as
-        for `create`.
+        """Replace the settings of a subscription, as a PATCH of the Tooling API does.
 
         For streams, STOP takes effect as with `set_state`, and everything else takes effect after
         `propagation_s`.
+
+        Args:
+            subscription_id: 18-character id.
+            label: Label, for display.
+            default_replay: Where a stream starts if no position is committed.
+            error_recovery_replay: Where a stream starts if the committed position is no longer
+                valid.
+            state: RUN or STOP.
 
         Raises:
             KeyError: There is no such subscription.
@@ -420,8 +427,8 @@ class ManagedSubscriptions:
     def commit(self, subscription_id: str, position: int) -> None:
         """Store a committed position, which is durable when this method returns.
 
-        The stream has already validated the position. If the subscription has been stopped in the
-        meantime, nothing is stored.
+        The stream has already validated the position. If the subscription has been stopped or
+        deleted in the meantime, nothing is stored.
         """
         with self._lock:
             self._store.run(

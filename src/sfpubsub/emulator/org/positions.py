@@ -129,7 +129,7 @@ class Positions:
 
         Args:
             replay_id: Replay id of the last event to delete; None deletes all events.
-            cause: The fault to count when a client uses one of these ids.
+            cause: The fault whose count increases when a client uses one of these ids.
 
         Raises:
             ValueError: The replay id was never issued.
@@ -143,7 +143,7 @@ class Positions:
 
         Args:
             replay_id: The replay id.
-            cause: The fault to count when a client uses this id.
+            cause: The fault whose count increases when a client uses this id.
 
         Raises:
             ValueError: The replay id was never issued.

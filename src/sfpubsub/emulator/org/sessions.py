@@ -55,7 +55,7 @@ class _End:
 
     Attributes:
         expired: Whether the token expired, which also ends open streams; otherwise it was revoked.
-        cause: The fault that ended the token; None if no fault did.
+        cause: The fault that invalidated the token; None if no fault did.
     """
 
     expired: bool
@@ -72,7 +72,7 @@ class _Token:
             no refresh token.
         own: Whether this is one of the emulator's own tokens.
         made_at: Time of issue, in seconds since the epoch.
-        end: Why the token was ended; None if it was not.
+        end: Why the token was expired early or revoked; None if it was neither.
     """
 
     username: str

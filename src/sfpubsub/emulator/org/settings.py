@@ -319,7 +319,8 @@ class Settings:
                 )
             if not _fits(value, types[name]):
                 raise ValueError(
-                    f"setting {name}: {value!r} has the wrong type or is not an allowed value"
+                    f"setting {name}: {value!r} has the wrong type or is not an allowed value; see"
+                    " sfpubsub.emulator.org.settings.Settings"
                 )
         return cls(**values)
 

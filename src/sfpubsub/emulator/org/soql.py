@@ -5,9 +5,9 @@
         [LIMIT n] [OFFSET n]
 
 A condition compares a field with strings in single quotes, numbers, true, false, null, dates and
-times. The operators are = != < <= > >= LIKE, IN (…), NOT IN (…), INCLUDES (…) and EXCLUDES (…).
-Conditions are combined with AND, OR, NOT and parentheses. As in an org, AND and OR cannot be mixed
-without parentheses.
+times. The operators are =, !=, <>, <, <=, >, >=, LIKE, IN (…), NOT IN (…), INCLUDES (…) and
+EXCLUDES (…). Conditions are combined with AND, OR, NOT and parentheses. As in an org, AND and OR
+cannot be mixed without parentheses.
 
 Everything else is rejected as malformed. Keywords are case-insensitive. Names of objects and fields
 are not checked.
@@ -65,7 +65,8 @@ class Comparison:
 
     Attributes:
         field: Name of the field, as written.
-        sign: The operator: = != < <= > >= LIKE, IN, NOT IN, INCLUDES or EXCLUDES.
+        sign: The operator: =, != (also for <>), <, <=, >, >=, LIKE, IN, NOT IN, INCLUDES or
+            EXCLUDES.
         values: The values; exactly one, unless the operator accepts a list.
     """
 
@@ -206,7 +207,10 @@ class _Parser:
                 while self._takes(word):
                     found.append(self._simple(depth))
                 if self._at("AND") or self._at("OR"):
-                    raise Malformed(f"unexpected token: {self._tokens[self._next].text}")
+                    raise Malformed(
+                        f"unexpected token: {self._tokens[self._next].text} (AND and OR cannot be "
+                        f"mixed without parentheses)"
+                    )
                 return Joined(word, tuple(found))
         return found[0]
 

@@ -204,8 +204,8 @@ def _id(found: Topic, what: str) -> str:
 
 
 def _rows(world: World, found: Topic, entered: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the events that the user entered in the form: those in the control for JSON or, if
-    that is blank, one event with the values of the other controls.
+    """Return the events that the user entered in the form: those in the JSON text box or, if it
+    is blank, one event with the values of the other input fields.
 
     Raises:
         Unreadable: A value that the user entered is not valid.

@@ -123,7 +123,7 @@ class ChannelBatch(EventBatch):
         epoch: Number of positions that were rejected before these messages.
         first_seq: `Event.delivery_seq` of the first message.
         received_at: When the messages were received, in seconds since the epoch.
-        ack: See `EventBatch`.
+        ack: Called with the first and the last ``delivery_seq`` of consecutive events to ack.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class ChannelSubscription:
         clock: Returns the time in seconds since the epoch.
 
     Raises:
-        ConfigurationError: *position* does not have the form of a channel position.
+        ConfigurationError: *position* is not a valid channel position.
     """
 
     def __init__(
@@ -373,7 +373,8 @@ def _parsed(position: ReplayId, channel: str) -> tuple[int, int]:
 def _milliseconds(date: str | None) -> int | None:
     """Convert `StreamingMessage.created_date` to milliseconds since the epoch.
 
-    The date is in ISO format or a number of milliseconds. For any other text, return None.
+    The date is in ISO format or a number of milliseconds. If it is missing or has any other form,
+    return None.
     """
     if date is None:
         return None

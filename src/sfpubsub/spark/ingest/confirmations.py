@@ -1,4 +1,4 @@
-"""Track which acked writes are safe: their position was confirmed by the service or stored.
+"""Track which acked writes are safe: those whose position was confirmed by the service or stored.
 
 This module only counts events: it never blocks, and never compares positions.
 """

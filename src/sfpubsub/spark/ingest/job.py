@@ -49,7 +49,7 @@ _CHECK_EVERY = 1.0
 
 
 class Subscription(Protocol):
-    """The part of a subscription with manual acks that the ingest loop needs."""
+    """The part of a subscription that the ingest loop needs; its acks must be manual."""
 
     @property
     def name(self) -> str:

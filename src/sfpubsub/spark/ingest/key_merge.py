@@ -84,7 +84,7 @@ class Merge:
         return self._head == HEADS
 
     def step(self, count: int) -> int:
-        """Merge about *count* more records, and return how many were merged, but at least 1.
+        """Merge about *count* more records, and return their number, or 1 if there were none.
 
         The next part of the key range may contain no records, but the result must be positive even
         then, because the caller subtracts it from a budget.

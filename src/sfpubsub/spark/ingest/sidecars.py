@@ -147,7 +147,7 @@ class Sidecars:
             self._kept.add(schema_id)
 
     def lacks_schemas(self, schema_ids: Iterable[str]) -> list[str]:
-        """Return, in sorted order, the *schema_ids* whose schema is not stored.
+        """Return those of *schema_ids* whose schemas are not stored, sorted.
 
         Raises:
             ConfigurationError: The store cannot be read.

@@ -57,7 +57,7 @@ class PartsWriter(Protocol):
     def write_parts(
         self, parts: Sequence[Part], moves: Mapping[str, ReplayId] | None = None
     ) -> list[WriteResult | DecodeError]:
-        """Write the events and positions of several sources durably; return a result per part."""
+        """Write the parts durably; return the result of each. See `EventWriter.write_parts`."""
         ...
 
     def check(self) -> None:
@@ -95,7 +95,7 @@ class SharedWriter:
             may include more events, if they are available.
         max_bytes: Payload bytes at which a write no longer waits for other sources and accepts no
             further ones. The events of the last accepted source may exceed this limit.
-        patience: Seconds that a write waits for other sources.
+        patience: Maximum number of seconds that a write waits for other sources.
     """
 
     def __init__(

@@ -42,11 +42,11 @@ class Undecodable:
         self._quarantine = quarantine
 
     def keeps(self, bad: Sequence[Row]) -> bool:
-        """Apply the policy to undecodable rows, and log each of their events as an error.
+        """Apply the policy to undecodable rows, and log an error for each of their events.
 
         Returns:
-            True if the rows should be written, without JSON; False if their events were quarantined
-            or skipped.
+            True if the rows should be written, with null as their ``payload_json``; False if their
+            events were quarantined or skipped.
 
         Raises:
             WriteError: The quarantine could not be written.

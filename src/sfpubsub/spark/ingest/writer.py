@@ -268,9 +268,10 @@ class EventWriter:
         missing ``org_id`` is filled in; all other columns are stored as they are.
 
         Args:
-            rows: Rows in order, with the columns of `sfpubsub.spark.raw.schema.SCHEMA`;
-                ``ingest_seq`` may be missing, and ``schema_json`` may be added, as in the streaming
-                source. They may come from any subscription.
+            rows: Rows in the order of writing, with the columns of
+                `sfpubsub.spark.raw.schema.SCHEMA`; ``ingest_seq`` may be missing, and
+                ``schema_json`` may be added, as in the streaming source. They may come from
+                any subscription.
             name: A streaming query's name for these rows. It becomes part of the transaction. If
                 one of the table's last 32 batches has the same name, nothing is written, because
                 the rows are already in the table. Without a name, the rows may be of any age, so

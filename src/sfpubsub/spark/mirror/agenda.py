@@ -60,7 +60,7 @@ class Agenda:
         return None
 
     def to_sweep(self, accounts: Iterable[tuple[str, Account]], now: float) -> str | None:
-        """Return the name of an object whose ids are due for comparison with the org.
+        """Return the name of an object whose ids are due for comparison with those in the org.
 
         Return None if no object is due. A read of the whole object counts as a comparison.
 

@@ -132,7 +132,7 @@ def _part(compound: str, field: str) -> str:
 
 
 def _type(field: FieldDescription) -> pa.DataType:
-    """Return the Arrow type of a field's column. Picklists, references and times are strings."""
+    """Return the Arrow type of a field's column: string for types such as picklist and time."""
     if field.type in _DECIMALS:
         return pa.decimal128(max(_DIGITS, field.precision, field.scale), field.scale)
     return _KINDS.get(field.type, pa.string())

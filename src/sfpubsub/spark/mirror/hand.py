@@ -35,8 +35,8 @@ class StepRunner:
         engine: Performs the steps.
         ledger: Progress of the objects, updated with each `notes.Note`.
         queue: The queue of records to read again from the org.
-        budget: Counts the requests made.
-        calls: Returns the number of requests made to the org so far.
+        budget: Counts the API calls of the last 24 hours.
+        calls: Returns the number of API calls that this process has made so far.
         margin: Maximum lag of the org's responses, in seconds; see `reads.as_of`.
         clock: Monotonic clock, in seconds.
         wall: Wall clock, in seconds since the epoch.

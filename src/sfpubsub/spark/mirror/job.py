@@ -173,7 +173,10 @@ class Mirror:
         return self._engine
 
     def queued(self) -> dict[str, int]:
-        """Return the number of open queue entries by object, as last counted. Thread-safe."""
+        """Return the number of open entries in the reread queue by object, as last counted.
+
+        Thread-safe.
+        """
         return self._hand.queued
 
     def stop(self) -> None:
@@ -205,7 +208,7 @@ class Mirror:
     def begin(self) -> None:
         """Resume the work of an earlier process.
 
-        Complete its unfinished step, and queue the pieces of its reads that are not merged yet.
+        Complete its unfinished step, and queue the unmerged pieces of its reads.
         """
         self._hand.finish()
         for name in self._objects:

@@ -124,7 +124,15 @@ class MirroredObject:
     # Frames.
 
     def changes(self, rows: DataFrame, plan: Plan) -> DataFrame:
-        """Return a row for each change of each record, with the schema `Merging.input`."""
+        """Convert change events to the schema `Merging.input`, one row per event and record.
+
+        GAP_OVERFLOW events and record ids with a wildcard are left out, because they do not name
+        single records.
+
+        Args:
+            rows: Rows of the typed table.
+            plan: Decoding plan of the events.
+        """
         one = rows.where("change_type <> 'GAP_OVERFLOW'")
         one = one.selectExpr("*", "explode(record_ids) AS record_id")
         given = {f"`{name}`": sql for name, sql in self.columns.from_events(plan).items()}
@@ -260,7 +268,9 @@ class MirroredObject:
         return [f"`{name}`" for name in names]
 
     def _input(self, given: Mapping[str, str]) -> list[str]:
-        """Return SQL for all input columns of the merge rule; those missing from *given* are null.
+        """Return SQL for all input columns of the merge rule.
+
+        Columns missing from *given* are null, except ``record_id``, which is copied.
 
         SQL text is used, because parsing a hundred columns together is ten times as fast as
         creating them one by one.

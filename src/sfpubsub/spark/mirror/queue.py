@@ -32,7 +32,7 @@ _GAPS = "gaps"
 class MirrorQueue:
     """The reread queue of one mirror. Not thread-safe.
 
-    The rows are cached, because no other writer changes the table. A read of even a small table
+    The rows are cached, because no other writer changes the table. Reading even a small table
     takes half a second.
     """
 

@@ -45,7 +45,8 @@ class AsOf:
 class DurableState:
     """A state of the mirror's tables, with a time at which it was durable.
 
-    `as_of` selects one of these for each read. Unrelated to `notes.Note`.
+    `as_of` selects one of these for each read. Its argument *notes* contains such states, not
+    `notes.Note` objects.
     """
 
     time: float

@@ -45,7 +45,7 @@ class MirrorSettings:
 
 @dataclass(frozen=True)
 class MirrorReport:
-    """Counts of the work that a mirror has done since it was started."""
+    """What a mirror has done since it was started, as counts."""
 
     events: int = 0
     """Number of raw rows applied."""

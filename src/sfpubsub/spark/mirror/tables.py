@@ -449,6 +449,10 @@ def _cue_rows(entity: str, merged: DataFrame, number: int) -> list[dict[str, Any
 
 
 def _row_about(entity: str, about: ObjectCue, number: int) -> dict[str, Any]:
-    """Return the queue row for *about*, a reason to reread many records."""
+    """Return the row of the reread queue for *about*, a reason to reread several records.
+
+    The row's record id is the prefix of their ids followed by ``*``; null for all records of the
+    object.
+    """
     record_id = f"{about.prefix}*" if about.prefix else None
     return entry_row(entity, record_id, about.cue, number)

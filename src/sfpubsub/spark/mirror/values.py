@@ -33,7 +33,8 @@ def of_json(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
     Args:
         columns: The table's columns.
-        rows: Rows by API name, including ``Id``; a missing field is null.
+        rows: For each row, a mapping from the API names of fields, including ``Id``, to values. A
+            missing field is null.
 
     Raises:
         RemoteProtocolError: A value does not match its field's type.
@@ -93,7 +94,7 @@ def of_csv(
         if "Empty CSV file" in str(error):
             return
         raise RemoteProtocolError(
-            f"the org returned results of {columns.entity} that are not valid CSV"
+            f"the org returned Bulk results for {columns.entity} that are not valid CSV"
         ) from error
 
 

@@ -89,9 +89,9 @@ class RawBatches:
             return None if self._lineage is None else self._lineage.version()
 
     def moves(self, since: str | None) -> Moves:
-        """Return the batches that were added or removed since version *since*.
+        """Return the ids of the batches that were added or removed since version *since*.
 
-        For a Parquet table, or if *since* is None, the result contains no changes.
+        The result is empty for a Parquet table, which has no versions, and if *since* is None.
 
         Raises:
             WriteError: The table cannot be read.

@@ -112,8 +112,8 @@ class DeltaTable(LoggedTable):
     def _set_properties(self) -> None:
         """Set the table's properties in SQL, unless the commit that created the table set them all.
 
-        For a path-only table, that commit ignores properties whose names do not begin with
-        ``delta.``.
+        For a table that is not in a catalog, that commit ignores properties whose names do not
+        begin with ``delta.``.
         """
         if not all(key.startswith("delta.") for key in self._properties):
             name = f"delta.{_quoted(self._url)}"

@@ -109,7 +109,7 @@ class Destination:
         return place_of(self.local, self.staging or recorded_staging(self.local))
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Check, as far as possible without Spark, that *sources* can be written to this table.
+        """Check, as far as possible without Spark, that this table can store events of *sources*.
 
         The check changes nothing.
 

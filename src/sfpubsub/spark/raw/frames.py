@@ -65,7 +65,7 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 
 
 def columns_that_differ(found: StructType, wanted: pa.Schema) -> list[str]:
-    """Describe each column of *wanted* that is missing from *found* or has another type there.
+    """Describe each column of *wanted* that is missing from *found* or has a different type there.
 
     Returns:
         One phrase per column, such as ``topic is missing``; empty if there are no differences.

@@ -389,6 +389,6 @@ def tip(metadata: Any) -> int | None:
 
 
 def is_conflict(error: Py4JJavaError) -> bool:
-    """Return whether *error* means that the swap failed because the metadata had changed."""
+    """Return whether *error* means that a metadata swap failed because the metadata had changed."""
     name = str(error.java_exception.getClass().getName())
     return name == "org.apache.iceberg.exceptions.CommitFailedException"

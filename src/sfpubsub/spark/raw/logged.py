@@ -219,7 +219,10 @@ class LoggedTable(RawTable):
         self._try_commit(None, self._known.moved(positions), "writing the position")
 
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
-        """See `RawTable`. A pair's time is its partition's end, but at most `newest_time`."""
+        """See `RawTable`.
+
+        Yields a pair per partition; its time is the partition's end, but at most `newest_time`.
+        """
         layout = self._known.layout
         column = layout.partition
         if self.next_seq <= after + 1 or layout.text_of(self.newest_time) < layout.text_of(oldest):
@@ -383,7 +386,7 @@ class LoggedTable(RawTable):
         )
 
     def _positions_of_rows(self, rows: DataFrame, names: Sequence[str]) -> dict[str, ReplayId]:
-        """Return the position of the newest row of each source in *names*, by name.
+        """Return the position of the newest row of each source in *names*, by name of the source.
 
         Sources without rows are omitted.
         """

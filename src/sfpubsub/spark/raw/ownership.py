@@ -245,7 +245,7 @@ def _check_writable(path: Path, message: str) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Return whether *name* may be left over from a writer that was interrupted while starting."""
+    """Return whether a writer interrupted at its start may have left a file or directory *name*."""
     return name in {LEASE_NAME, STAGING_NAME, *SIDECARS} or name.startswith(IDENTITY_NAME)
 
 

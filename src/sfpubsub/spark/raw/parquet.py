@@ -161,8 +161,9 @@ class ParquetTable(RawTable):
            directory that no later write uses.
         2. Flush the directories that contain the newest batch. Its writer may have died between
            rename and flush, and later acks rely on that batch.
-        3. Read the next ``ingest_seq`` after the newest batch, the names of the newest batches, and
-           the newer of the two position records.
+        3. Read the names of the newest batches and the newest positions, and determine the next
+           ``ingest_seq``. The newest positions are those in the newest batch, or those that were
+           stored without rows after it.
         """
         try:
             shutil.rmtree(self._staging, ignore_errors=False)
@@ -188,7 +189,7 @@ class ParquetTable(RawTable):
             raise WriteError(f"the newest batch of {self.path} cannot be read: {error}") from error
 
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
-        """See `RawTable`. A pair's time is the end of the partition that contains its rows."""
+        """See `RawTable`. Each time is the end of the partition that contains the rows."""
         first = self._name_of(oldest)
         try:
             for partition in self._partitions():

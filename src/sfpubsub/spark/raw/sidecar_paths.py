@@ -86,8 +86,8 @@ def check_place(table: Path, staging: Path | None) -> None:
     if not os.access(above, os.W_OK | os.X_OK):
         raise ConfigurationError(
             f"{place}, the directory for the table's staging, cannot be created: {above} is not "
-            f"writable; change its permissions, or name another directory on this file system "
-            f"with --staging (staging=)"
+            f"writable; change its permissions, or name another directory on the table's file "
+            f"system with --staging (staging=)"
         )
     owner = owner_of(place)
     # Check only a directory that the user chose. The default one cannot belong to another table,
@@ -100,7 +100,7 @@ def check_place(table: Path, staging: Path | None) -> None:
 
 
 def prepare(table: Path, place: Path) -> None:
-    """Create *place*, record its table, and check that files can be renamed from it into the table.
+    """Create *place*, record *table* as its owner, and check renames from *place* into *table*.
 
     Raises:
         ConfigurationError: The directory and the table are on different file systems.

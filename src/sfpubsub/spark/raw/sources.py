@@ -77,10 +77,14 @@ def recorded_sources(record: Mapping[str, Any]) -> tuple[Source, ...]:
         found = tuple(Source(kind, name) for kind, name in pairs)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"the sources stored with the table are not valid: {pairs!r}"
+            "the sources stored with the table must be pairs of a kind (managed, topic or channel) "
+            f"and a name, not {pairs!r}"
         ) from error
     if not found or not all(source.kind in _KINDS for source in found):
-        raise ConfigurationError(f"the sources stored with the table are not valid: {pairs!r}")
+        raise ConfigurationError(
+            "the sources stored with the table must be pairs of a kind (managed, topic or channel) "
+            f"and a name, not {pairs!r}"
+        )
     return found
 
 

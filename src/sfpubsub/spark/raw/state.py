@@ -61,7 +61,9 @@ class State:
         return cls(sources, writer, uuid.uuid4().hex, 0, layout=layout)
 
     def taken_by(self, writer: str, sources: tuple[Source, ...]) -> State:
-        """Return the state after an empty transaction in which *writer* fences off earlier ones."""
+        """Return the state after an empty transaction, with which *writer* fences off earlier
+        writers.
+        """
         return replace(self._next(), writer=writer, sources=sources)
 
     def moved(self, positions: Mapping[str, ReplayId]) -> State:

@@ -218,7 +218,7 @@ def check_file_system(spark: SparkSession, url: str) -> None:
         version = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
         jars = f"--packages {artifact}:{version}" if artifact else "--packages with its jars"
         raise ConfigurationError(
-            f"spark has no file system for {scheme} ({error.java_exception.toString()}): use the "
+            f"Spark has no file system for {scheme} ({error.java_exception.toString()}): use the "
             f"option {jars}, or set spark.jars.packages in your own session"
         ) from error
 

@@ -133,8 +133,8 @@ class Offsets:
             topics: Topics of the query.
 
         Raises:
-            ConfigurationError: The record is not valid, was written by another version, or belongs
-                to other topics.
+            ConfigurationError: The record is not valid, was written by another version, or
+                contains none of *topics*.
         """
         try:
             records = list(record["topics"]) if "topics" in record else [record]

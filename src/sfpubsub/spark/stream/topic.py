@@ -124,8 +124,8 @@ class TopicReader:
     def plan(self, share: Share, timeout: float) -> Offset:
         """Plan the next batch, and return its end. Call `follow` first.
 
-        If there are no events, return the start of the batch. If the position of a quiet topic has
-        to be renewed, the position of the last keepalive is added to it.
+        If there are no events, return the start of the batch. If a quiet topic's position has to be
+        renewed, the returned offset also contains the position of the last keepalive.
 
         Args:
             share: Limits of this topic's share of the batch.
@@ -172,7 +172,7 @@ class TopicReader:
         return dict(sorted(found.items()))
 
     def partitions(self, first: Offset, last: Offset) -> list[EventPartition]:
-        """Return the events after *first* up to *last*, in partitions.
+        """Return the events after *first*, up to and including *last*, in partitions.
 
         Raises:
             ReplayIdRejectedError: Some of the events are no longer retained, and option
@@ -313,9 +313,9 @@ class TopicReader:
         )
 
     def _renewed(self) -> Offset | None:
-        """Return the start of the next batch with the position of the last keepalive added to it.
+        """Return the start of the next batch, with the last keepalive's position included.
 
-        Return None if the position need not be renewed yet, if events or gaps are pending, or if
+        Return None if the position need not be renewed now, if events or gaps are pending, or if
         no keepalive has arrived since the last event.
         """
         # Do not skip a gap that no batch contains yet.

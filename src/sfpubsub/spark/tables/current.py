@@ -247,7 +247,7 @@ class _Object:
         self.current.merge(rows, ["record_id"], number)
 
     def _changes(self) -> DataFrame:
-        """Return one row per change and record, with the columns `Folding.input`."""
+        """Return one row per change and record, with the columns of `Folding.input`."""
         one = self.rows.where("change_type <> 'GAP_OVERFLOW'")
         if self.is_restored:
             one = one.withColumn("change_type", f.lit(RESTORED))
@@ -262,7 +262,7 @@ class _Object:
         )
 
     def _before(self) -> DataFrame:
-        """Return the current rows of the changed records, with the columns `Folding.input`."""
+        """Return the current rows of the changed records, with the columns of `Folding.input`."""
         return self._current_rows("left_semi").selectExpr(
             *self._columns, "false AS _is_change", *_nulls(("_changed", "_diffs"))
         )
@@ -355,7 +355,7 @@ def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
 def _cues(
     objects: Sequence[_Object], number: int
 ) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
-    """Return new rows for the reread queue, and restarts of commit numbers (see `Queue.note`).
+    """Return the new rows of the reread queue, and the *moves* to pass to `Queue.note`.
 
     One Spark job computes them for all objects.
     """

@@ -59,14 +59,14 @@ class Identity:
         except (KeyError, TypeError) as error:
             reason = f"unreadable: {error}"
         raise ConfigurationError(
-            f"the tables of {place} were not built by this version of sfpubsub ({reason}): choose "
-            f"another target"
+            f"this version of sfpubsub cannot use the tables in {place} ({reason}): choose another "
+            f"target"
         )
 
     def check(self, now: Identity, is_there: Callable[[], bool], *, may_grow: bool = False) -> None:
-        """Check that *now* stands for the same raw table and objects as this stored identity.
+        """Check that *now* describes the same raw table and objects as this stored identity.
 
-        A moved raw table is recognized by its id and by the last batch that was read from it.
+        A moved raw table is recognised by its id and by the last batch that was read from it.
 
         Args:
             now: The identity of the raw table and the objects that were specified this time.
@@ -155,10 +155,10 @@ class _Stores(SchemaStore):
         self._stores = stores
 
     def get(self, schema_id: str) -> str | None:
-        """See `SchemaStore`."""
+        """Return the schema from the first store that has it; None if none has it."""
         found = (store.get(schema_id) for store in self._stores)
         return next((text for text in found if text is not None), None)
 
     def put(self, schema_id: str, schema_json: str) -> None:
-        """See `SchemaStore`."""
+        """Store a schema in the first store; see `SchemaStore.put`."""
         self._stores[0].put(schema_id, schema_json)

@@ -1,8 +1,8 @@
 """The common part of Delta and Iceberg targets: locking, listing tables, and the session.
 
 On a local path, a lease (raw/lease.py) excludes other processes, as for a raw table. At a URL or in
-a catalog, there is no lease: a process detects another writer when a table does not have the step
-number (steps.py) that it should have.
+a catalog, there is no lease: a process detects another writer when a table is not at the step
+(steps.py) that the process expects.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class LoggedTargetTable(TargetTable):
         """Check that the table's newest step is *step*: a format may have silently skipped it.
 
         Raises:
-            WriteError: The table has another step.
+            WriteError: The table is at a different step.
         """
         found = self.step()
         if found != step:

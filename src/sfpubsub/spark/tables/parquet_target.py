@@ -65,7 +65,7 @@ class ParquetTarget(Target):
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
         if place.local is None:
-            raise AssertionError("bug in sfpubsub: a parquet target that is not a local directory")
+            raise AssertionError("bug in sfpubsub: a parquet target must be a local directory")
         super().__init__(own_session(spark, SETTINGS), place)
         self.path = place.local
         self._tables: dict[str, ParquetTargetTable] = {}
@@ -117,8 +117,8 @@ class ParquetTarget(Target):
             finish(self.path)
         except OSError as error:
             raise WriteError(
-                f"step {step} of {self.path} was not published: {error}; fix the problem and "
-                f"start again: the step is then completed"
+                f"step {step} of {self.path} could not be published ({error}): fix the problem "
+                f"and restart to complete the step"
             ) from error
 
     def close(self) -> None:

@@ -150,7 +150,7 @@ def _with_part(old: Any, new: Any, path: tuple[str, ...]) -> Any:
 def none_if_empty(value: Any) -> Any:
     """Return *value*, or None for a compound value whose components are all null.
 
-    Events represent an empty compound value in both ways.
+    An event represents an empty compound value either as null or as a struct of nulls.
     """
     if isinstance(value, dict) and all(none_if_empty(part) is None for part in value.values()):
         return None
@@ -175,7 +175,10 @@ class Change:
 
     @property
     def order(self) -> tuple[datetime, int, int]:
-        """Sort key of changes. The order of arrival breaks ties."""
+        """Sort key of changes: the commit's timestamp and number, then the sequence number.
+
+        The order of arrival breaks ties. An unknown value sorts before all others.
+        """
         return _order(self.commit_timestamp, self.commit_number, self.sequence_number)
 
 

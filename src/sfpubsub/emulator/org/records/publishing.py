@@ -69,7 +69,7 @@ class Publishing:
         bus: The bus to which the events are published.
         settings: Limits and behaviours.
         faults: The fault plan.
-        channels: The PushTopics.
+        channels: The channels of the Streaming API, including the PushTopics.
         late: Publishes delayed change events when they are due.
     """
 

@@ -189,7 +189,7 @@ def _joined(texts: Sequence[str], by: str) -> str:
 
 def _includes(column: str, given: list[Any], *, negated: bool) -> tuple[str, list[Any]]:
     """Return an SQL expression for INCLUDES or EXCLUDES, and its parameters. INCLUDES is true if
-    the multipicklist contains all values of at least one group.
+    the multipicklist contains all values of at least one group; EXCLUDES is the opposite.
     """
     groups, marks = [], []
     for group in given:
