@@ -174,8 +174,8 @@ def test_shrinking_room_delays_further_requests() -> None:
 def test_outstanding_events_stay_between_1_and_100(
     steps: list[tuple[int, int | None, int]],
 ) -> None:
-    """The count of outstanding events stays between 1 and 100, for any room and any pending count
-    that the service reports.
+    """The number of outstanding events stays between 1 and 100, whatever space the queue has left
+    and whatever pending count the service reports.
     """
     window = opened()
     for count, pending, room in steps:

@@ -70,7 +70,10 @@ class Queries:
             if goes_on is None:
                 return rows
             path, query = continuation(self.data, goes_on), {}
-        raise RemoteProtocolError(f"the org returned more than {_MOST_PAGES} pages for one query")
+        raise RemoteProtocolError(
+            f"the response to a query has more than {_MOST_PAGES} pages, which is the most that "
+            f"this command reads: {soql}"
+        )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from sfpubsub.types import CommitReceipt
 class Tickets:
     """The pending commits of one subscription, by ticket. Each ticket is settled once.
 
-    A ticket is the number that the protocol gave to one call of `commit`.
+    A ticket is the number that the protocol layer assigned to a call to `commit`.
     """
 
     def __init__(self) -> None:

@@ -81,7 +81,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Instruction (*note*) for a step that compares a table's record ids with a *sweep*.
+    """A note for a step that compares a table's record ids with the result of a sweep.
 
     A sweep is a read of the ids of all records of an object in the org.
     """

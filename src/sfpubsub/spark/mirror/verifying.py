@@ -293,8 +293,8 @@ def _schema(table: DataFrame) -> pa.Schema:
     """Return the schema of a mirrored table without the id and the mirror's own columns."""
     if "record_id" not in table.columns or "_reread" not in table.columns:
         raise ConfigurationError(
-            "the table does not belong to a mirror, because it lacks the column record_id or "
-            "_reread: check the target"
+            "the table lacks the column record_id or _reread, so it does not belong to a mirror: "
+            "specify the target of a mirror"
         )
     schema = arrow_schema(table.schema)
     return pa.schema(
