@@ -94,10 +94,16 @@ def test_summary_line_contents(clock):
 
 
 def test_the_first_summary_has_a_rate(clock):
-    """The first line, which a command without a terminal prints after 30 s, has the rate so far."""
-    observed = Observation("managed", "A", clock=clock)
-    summary = Summary(lambda: [observed.facts()], clock)
-    observed.follow(Subscription(delivered=1050))
+    """The first line, which a command without a terminal prints after 30 s, has the rate so far.
+
+    Time before the first subscription does not count.
+    """
+    observed: list[Observation] = []
+    summary = Summary(lambda: [each.facts() for each in observed], clock)
+    clock.now += 100
+    assert summary() == ""
+    observed.append(Observation("managed", "A", clock=clock))
+    observed[0].follow(Subscription(delivered=1050))
     clock.now += EVERY
     assert summary() == "1050 events, 35/s"
 

@@ -298,9 +298,8 @@ class Writer(threading.Thread):
         return None
 
     def _change_many(self, name: str, value: Callable[[], dict[str, Any]]) -> None:
-        least, most = 2, 40
-        if self._rng.random() < 0.34 and self._overflows:
-            least, most = OVERFLOW, _MOST
+        is_large = self._rng.random() >= 0.66
+        least, most = (OVERFLOW, _MOST) if is_large and self._overflows else (2, 40)
         rows = [
             {"attributes": {"type": name}, "id": record_id, **value()}
             for record_id in self._sample(name, least, most)

@@ -33,6 +33,7 @@ class Summary:
         """Return the summary, such as ``5 events, 2/s``; empty if no subscription is open yet."""
         now, all_facts = self._clock(), self._facts()
         if not all_facts:
+            self._seen = deque([(now, 0)])  # the rate counts from here on
             return ""
         events = sum(facts.health.delivered for facts in all_facts)
         parts = [counted(events, "event"), f"{self._rate(now, events):,.0f}/s"]

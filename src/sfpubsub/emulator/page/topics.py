@@ -69,7 +69,7 @@ _COUNTS = {"published": "Published", "delivered": "Delivered", "streams": "Strea
 def counts(world: World) -> dict[str, Markup]:
     """Return the counts of all topics, keyed by the id of the HTML element that shows the count.
 
-    Deliveries and streams include those of a topic's managed subscriptions.
+    Deliveries and streams include those of a topic's existing managed subscriptions.
     """
     found = {}
     managed: Counter[str] = Counter()

@@ -3,8 +3,8 @@
 An entry is a reason to read one or more records again from the org (`reads.Entry`). It is durable
 before the row that it concerns is changed, and is removed only after a read that closes it has been
 merged. So a crash can leave an extra entry, but never lose one. A step (tables/steps.py) changes
-the table at most twice, with the version numbers 2 * step and 2 * step + 1. This module only stores
-the queue: its callers decide which entries to add and remove.
+the table at most twice, with the version numbers 2 * step and 2 * step + 1. Callers decide
+which entries to add; a read removes those that it closes (`reads.heals`).
 """
 
 from __future__ import annotations
@@ -81,13 +81,11 @@ class MirrorQueue:
         if len(left) == len(self._open()):
             self._table.append([], 2 * step + 1)  # faster than searching the table
             return
-        condition = "true"  # needs no search either
-        if left:
-            as_of = read.as_of
-            condition = f"entity_name = {sql_text(entity)}"
-            condition += f" AND since_seq <= {as_of.ingest_seq} AND asked <= {as_of.asked}"
-            if ids is not None:
-                condition += f" AND record_id IN ({', '.join(map(sql_text, sorted(ids)))})"
+        as_of = read.as_of  # below, the rule of `heals` as SQL
+        condition = f"entity_name = {sql_text(entity)}"
+        condition += f" AND since_seq <= {as_of.ingest_seq} AND asked <= {as_of.asked}"
+        if ids is not None:
+            condition += f" AND record_id IN ({', '.join(map(sql_text, sorted(ids)))})"
         self._rows = self._entries = None
         self._table.delete(condition, 2 * step + 1)
         self._rows = left
