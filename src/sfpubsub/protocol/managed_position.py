@@ -141,7 +141,7 @@ class ManagedPosition:
         """Return the commit to send now, or None if no commit is due.
 
         It commits the newest position that was received on this stream and up to which all
-        events are acked. If there is none, it repeats the last confirmed one, at intervals of
+        events are acked. Without a new position, it repeats the last confirmed one, at intervals of
         `Timings.commit_interval` (rule 6 in commits.py).
 
         Args:

@@ -85,7 +85,7 @@ class Past:
     """Reads the contents that the store had `lag_s` seconds ago. Thread-safe.
 
     A snapshot of the store is taken before a change, and kept for `lag_s` seconds. Reads use the
-    oldest of these snapshots or, if there are none, the current state. Changes in quick succession
+    oldest snapshot, or the current state while there is no snapshot. Changes in quick succession
     share a snapshot, and can become visible up to a quarter of the lag too early.
 
     Args:
