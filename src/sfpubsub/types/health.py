@@ -22,7 +22,17 @@ HealthState: TypeAlias = Literal[
     "closed",
 ]
 
-GapReason: TypeAlias = Literal["unanchored", "repositioned", "rejected", "missing", "restored"]
+GapReason: TypeAlias = Literal[
+    "unanchored",
+    "repositioned",
+    "rejected",
+    "missing",
+    "restored",
+    "expired",
+    "reset",
+    "rights",
+    "deselected",
+]
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,11 @@ class Gap:
     subscription had a confirmed commit), ``repositioned`` (the service started a managed stream at
     a different position), ``rejected`` (the position was refused), ``missing`` (the service no
     longer retains the events of a batch that a Spark checkpoint planned), ``restored`` (a raw table
-    was restored to an older version, and the managed subscription is already past the lost events).
+    was restored to an older version, and the managed subscription is already past the lost events),
+    ``expired`` (the position was last confirmed longer ago than the service retains events),
+    ``reset`` (the service began a new numbering of positions), ``rights`` (the user could not see
+    every record, so the service may have withheld events), ``deselected`` (the channel did not
+    deliver an object's events).
     """
     subscription: str
     """The topic, or the managed subscription's name or id."""
