@@ -23,6 +23,7 @@ from sfpubsub.spark.mirror.folding import Merging
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
 from sfpubsub.spark.mirror.mirrored_object import MirroredObject
 from sfpubsub.spark.mirror.notes import Merge
+from sfpubsub.spark.mirror.status import ObjectStatus
 from sfpubsub.spark.mirror.tables import MirrorTables
 from tests.conftest import until
 from tests.faults.storm_org import seed_of
@@ -51,6 +52,8 @@ def test_table_equals_its_object(world: World):
         world.settle(mirror)
         world.check()
         assert (mirror.report.records, mirror.report.reads) == (30, 1)
+        (status,) = mirror.status()
+        assert status == ObjectStatus("Account", "current", records=30, read_at=world.wall)
         world.update(old[0], Phone="1")
         world.update(old[1], BillingCity=None)
         world.emulator.records.delete("Account", old[2], world.user)
@@ -64,6 +67,10 @@ def test_table_equals_its_object(world: World):
         with world.emulator.records.transaction(world.user) as changing:
             for record_id in old:
                 changing.update("Account", record_id, {"Phone": "overflow"})
+        world.wall += 5
+        until(world.has_received_all, "the events", PATIENCE)
+        world.until(mirror, lambda: mirror.status()[0].queued > 0)
+        assert mirror.status()[0].oldest_entry == world.wall
         world.settle(mirror)
         world.check()
         assert mirror.report.reads == 1

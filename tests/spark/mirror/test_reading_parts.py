@@ -31,6 +31,7 @@ from sfpubsub.spark.mirror.log import Marker, id_range
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
 from sfpubsub.spark.mirror.planning import MOST_IDS, Wanted, next_read
 from sfpubsub.spark.mirror.reads import AsOf, Entry, Read
+from sfpubsub.spark.mirror.status import state_of
 from sfpubsub.spark.mirror.stream import MirrorStream
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
@@ -257,6 +258,15 @@ def test_agenda_returns_what_is_due():
     never = Agenda(refresh_formulas=0.0, sweep=0.0)
     assert never.reason(account, with_formula, 1e9) is None
     assert never.to_sweep([("Account", account)], 1e9) is None
+
+
+def test_state_of_an_object_says_first_what_it_waits_for():
+    """An object that waits is shown as waiting, even during its first read or a later one."""
+    waits = {"read": "the job failed"}
+    assert state_of(waits, is_read=False, is_reading=True) == "waiting"
+    assert state_of({}, is_read=False, is_reading=True) == "first read"
+    assert state_of({}, is_read=True, is_reading=True) == "reading"
+    assert state_of({}, is_read=True, is_reading=False) == "current"
 
 
 def test_retry_delays_grow_up_to_ten_minutes():

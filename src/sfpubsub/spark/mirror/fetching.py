@@ -79,7 +79,12 @@ class Fetching:
 
     def has(self, entity: str) -> bool:
         """Return whether pieces of an object are waiting to be merged."""
-        return any(name == entity for name, _ in self._ready)
+        return any(name == entity for name, _ in list(self._ready))
+
+    def reads(self, entity: str) -> bool:
+        """Return whether an object's read is running, or its pieces are waiting to be merged."""
+        running = self._under_way is not None and self._under_way[0] == entity
+        return running or self.has(entity)
 
     def unfinished(self, entity: str) -> Marker | None:
         """Return the newest marker of the object's read if it was interrupted; otherwise None."""

@@ -46,8 +46,10 @@ from sfpubsub.spark.mirror.rights import check_rights
 from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
 from sfpubsub.spark.mirror.signals import Signals
 from sfpubsub.spark.mirror.since import Since
+from sfpubsub.spark.mirror.status import ObjectStatus, state_of
 from sfpubsub.spark.mirror.stream import StreamState
 from sfpubsub.spark.mirror.tables import MirrorTables
+from sfpubsub.spark.mirror.waiting import Waiting
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables.engine import EventTables
@@ -109,6 +111,9 @@ class Mirror:
         self._agenda = Agenda(self.settings.refresh_formulas, self.settings.sweep)
         self._patience = RequestBackoff()
         self._gaps: set[str] = set()
+        self.waiting: Waiting = Waiting()
+        """Why objects wait. Used only by the mirror's thread."""
+        self._statuses: tuple[ObjectStatus, ...] = ()
         self._is_logged = False
         self._is_held = False
         self._signals_at = float("-inf")
@@ -156,7 +161,9 @@ class Mirror:
         )
 
     def _follower(self, target: Target) -> Follower:
-        self.tables: MirrorTables = MirrorTables(target, self._describe, self.settings.deletes)
+        self.tables: MirrorTables = MirrorTables(
+            target, self._describe, self.settings.deletes, self._wall
+        )
         return self.tables
 
     def _open(self, name: str) -> None:
@@ -171,6 +178,13 @@ class Mirror:
     def engine(self) -> EventTables:
         """The engine that runs the steps."""
         return self._engine
+
+    def status(self) -> list[ObjectStatus]:
+        """Return the state of each object, as of the last unit of work; empty before `begin`.
+
+        Thread-safe.
+        """
+        return list(self._statuses)
 
     def queued(self) -> dict[str, int]:
         """Return the number of open entries in the reread queue by object, as last counted.
@@ -218,6 +232,7 @@ class Mirror:
             if markers and markers[-1].piece == merged and not account.is_through(markers[-1]):
                 merged -= 1  # all pieces are merged, but the read's closing step is due
             self._fetching.left(name, markers, merged)
+        self._note_status()
 
     def advance(self, state: StreamState) -> bool:
         """Perform the next unit of work, and return whether there was one.
@@ -230,7 +245,8 @@ class Mirror:
             return False
         self._is_held = False
         try:
-            return self._advance(state)
+            has_worked = self._advance(state)
+            self._note_status()
         except SPARK_ERRORS as error:
             raise WriteError(f"the mirror cannot continue: {first_line(error)}") from error
         except (StreamUnavailableError, QuotaExceededError) as error:
@@ -238,6 +254,7 @@ class Mirror:
             self._is_held = True
             self._wait_after(error)
             return False
+        return has_worked
 
     def _advance(self, state: StreamState) -> bool:
         self._answer_signals()
@@ -279,6 +296,27 @@ class Mirror:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _note_status(self) -> None:
+        """Replace the snapshot that `status` returns."""
+        entries, oldest = self._hand.entries(), self.tables.queue.oldest()
+        found = []
+        for name in self._objects:
+            account = self._ledger.of(name)
+            waits = {str(why): wait.text for why, wait in self.waiting.of(name).items()}
+            is_reading = self._fetching.reads(name)
+            found.append(
+                ObjectStatus(
+                    name,
+                    state_of(waits, is_read=account.newest is not None, is_reading=is_reading),
+                    waits,
+                    records=account.records,
+                    queued=len(entries.get(name, ())),
+                    oldest_entry=oldest.get(name),
+                    read_at=account.read_at,
+                )
+            )
+        self._statuses = tuple(found)
 
     # Requests.
 
@@ -450,7 +488,8 @@ class Mirror:
         account, now = self._ledger.of(name), self._wall()
         if marker.kind == "sweep":  # compared as a whole, after its last piece
             if marker.is_last:
-                self._hand.do(Sweep(name, marker.read, marker.piece, self._hand.applied_seq(), now))
+                seq, records = self._hand.applied_seq(), marker.rows
+                self._hand.do(Sweep(name, marker.read, marker.piece, seq, now, records=records))
             return True
         read = Read(marker.as_of, self._since.of(name, marker.as_of.ingest_seq), None)
         new = [each for each in markers if each.piece > account.merged]
@@ -474,11 +513,15 @@ class Mirror:
             if marker.kind == "object":
                 self._say(f"{name}: {_so_far(marker)} merged")
         if marker.is_last and marker.kind == "object":
-            whole = replace(read, until=marker.until)
-            selected = marker.selected
             self._hand.do(
                 replace(
-                    merge, first=marker.read, read=whole, is_last=True, ids=None, selected=selected
+                    merge,
+                    first=marker.read,
+                    read=replace(read, until=marker.until),
+                    is_last=True,
+                    ids=None,
+                    selected=marker.selected,
+                    records=marker.rows - marker.deleted,
                 )
             )
             self._report = replace(self._report, reads=self._report.reads + 1)

@@ -34,6 +34,8 @@ class Account:
     """Fields that `newest` selected."""
     swept_at: float | None = None
     """Time of the last comparison of ids, in seconds since the epoch; None before the first."""
+    records: int | None = None
+    """Number of live records that the last read of all records or ids returned."""
 
     def is_through(self, last: Marker) -> bool:
         """Return whether a read's closing step is done, not needed, or not due yet.
@@ -54,10 +56,10 @@ class Account:
             self.merged = max(self.merged, note.last)
             if note.is_last:
                 self.newest, self.read_at = note.read, note.at
-                self.selected = note.selected
+                self.selected, self.records = note.selected, note.records
         elif isinstance(note, Sweep):
             self.merged = max(self.merged, note.last)
-            self.swept_at = note.at
+            self.swept_at, self.records = note.at, note.records
 
 
 class Ledger:

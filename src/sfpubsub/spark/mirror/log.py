@@ -75,6 +75,8 @@ class Marker:
     """Number of rows of the read so far."""
     size: int = 0
     """Number of rows in this piece, including those of records that were not returned."""
+    deleted: int = 0
+    """Number of rows of the read so far that are of deleted records."""
     lowest: str | None = None
     highest: str | None = None
     """Lowest and highest id of the records in this piece; None if it has no rows, or was written by
@@ -227,9 +229,13 @@ def id_range(pieces: Iterable[Marker]) -> tuple[str, str] | None:
 
 
 def _file(schema: pa.Schema, rows: Iterable[pa.Table], marker: Marker) -> tuple[bytes, Marker]:
-    """Return a piece as the contents of a Parquet file, and *marker* with the piece's id range."""
+    """Return a piece as the contents of a Parquet file, and its marker.
+
+    The marker is *marker* with the piece's id range, and with the piece's deleted records counted.
+    """
     content = io.BytesIO()
     ids: list[str] = []
+    deleted = marker.deleted
     with pq.ParquetWriter(content, schema, compression="snappy") as writer:
         for part in rows:
             if not len(part):  # a row group without rows would leave the file without bounds
@@ -239,7 +245,9 @@ def _file(schema: pa.Schema, rows: Iterable[pa.Table], marker: Marker) -> tuple[
             own = own.append_column("_marker", pa.nulls(len(part), pa.string()))
             writer.write_table(own.select(schema.names).cast(schema))
             ids += pc.min_max(part["record_id"]).as_py().values()
-        marker = replace(marker, lowest=min(ids, default=None), highest=max(ids, default=None))
+            deleted += pc.sum(part["_is_deleted"]).as_py() or 0
+        lowest, highest = min(ids, default=None), max(ids, default=None)
+        marker = replace(marker, lowest=lowest, highest=highest, deleted=deleted)
         last: dict[str, Any] = dict.fromkeys(schema.names)
         last |= {"_piece": marker.piece, "_marker": marker.to_json()}
         writer.write_table(pa.Table.from_pylist([last], schema))

@@ -47,6 +47,8 @@ class Merge:
     """Number of requests made to the org since the last note that counted them."""
     selected: tuple[str, ...] = ()
     """With `is_last`: the fields that the read selected."""
+    records: int | None = None
+    """With `is_last`: number of records that the read returned, without deleted ones."""
 
     def to_note(self) -> dict[str, Any]:
         """Convert the note to the dictionary that the step's plan stores (`StepPlan.note`)."""
@@ -92,6 +94,8 @@ class Sweep:
     applied_seq: int
     at: float
     calls: int = 0
+    records: int | None = None
+    """Number of ids that the sweep returned."""
 
     def to_note(self) -> dict[str, Any]:
         """Convert the note to the dictionary that the step's plan stores (`StepPlan.note`)."""

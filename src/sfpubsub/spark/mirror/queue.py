@@ -10,12 +10,15 @@ which entries to add; a read removes those that it closes (`reads.heals`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
+from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.spark.mirror.reads import Entry, Read, heals
 from sfpubsub.spark.raw.frames import sql_text
 from sfpubsub.spark.tables.queue import MIRROR, QUEUE, QUEUE_NAME
@@ -23,7 +26,8 @@ from sfpubsub.spark.tables.records import Cue, Reason
 from sfpubsub.spark.tables.target import Target, parquet_of
 
 # `asked` is the step that added an entry not caused by an event, otherwise 0: see `Entry`.
-ENTRIES = pa.schema([*QUEUE, ("asked", pa.int64())])
+# `added_at` only tells people how old an entry is; nothing is decided by it.
+ENTRIES = pa.schema([*QUEUE, ("asked", pa.int64()), ("added_at", TIME)])
 
 # Name of the stored fact that lists the gaps of the stream for which rereads were requested.
 _GAPS = "gaps"
@@ -34,9 +38,14 @@ class MirrorQueue:
 
     The rows are cached, because no other writer changes the table. Reading even a small table
     takes half a second.
+
+    Args:
+        target: Location of the tables.
+        wall: Wall clock, in seconds since the epoch.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
         self._table = target.table(QUEUE_NAME)
         self._rows: list[dict[str, Any]] | None = None
         self._entries: dict[str, list[Entry]] | None = None
@@ -60,7 +69,8 @@ class MirrorQueue:
         if not rows:
             return
         kept = sorted(rows, key=lambda row: (row["since_seq"], row["record_id"] or ""))
-        table = pa.Table.from_pylist([dict(row) for row in kept], ENTRIES)
+        now = datetime.fromtimestamp(self._wall(), UTC)
+        table = pa.Table.from_pylist([{**row, "added_at": now} for row in kept], ENTRIES)
         before, self._rows, self._entries = self._rows, None, None
         if self._table.append([parquet_of(table)], 2 * step) and before is not None:
             self._rows = before + table.to_pylist()
@@ -101,6 +111,17 @@ class MirrorQueue:
                 for entity, entries in found.items()
             }
         return self._entries
+
+    def oldest(self) -> dict[str, float]:
+        """Return when the oldest open entry of each object was added, in seconds since the epoch.
+
+        Objects without entries are left out.
+        """
+        found: dict[str, float] = {}
+        for row in self._open():
+            name, added = row["entity_name"], row["added_at"].timestamp()
+            found[name] = min(found.get(name, added), added)
+        return found
 
     def of(self, entity: str, before: int) -> list[dict[str, Any]]:
         """Return the rows of an object's open entries.

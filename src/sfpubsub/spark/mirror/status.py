@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,7 +22,7 @@ class ObjectStatus:
     waits: dict[str, str] = field(default_factory=dict)
     """Why the object waits: the reason (`waiting.Why`), and what happened and what to do."""
     records: int | None = None
-    """Number of live records in the table, as last known; None if unknown."""
+    """Number of live records, as of the last read of all records or ids; None before it."""
     behind: float | None = None
     """Age in seconds of the oldest event in the raw table that is not applied yet; None if there is
     none.
@@ -34,3 +35,18 @@ class ObjectStatus:
     """When the last read of the whole object was merged, in seconds since the epoch."""
     parked_rows: int = 0
     """Rows whose deletion rests on absence alone, and waits for a confirmation."""
+
+
+def state_of(waits: Mapping[str, str], *, is_read: bool, is_reading: bool) -> State:
+    """Return the state of an object.
+
+    Args:
+        waits: Why the object waits; empty if it does not.
+        is_read: Whether a read of the whole object was merged completely.
+        is_reading: Whether a read of the object is running or being merged.
+    """
+    if waits:
+        return "waiting"
+    if not is_read:
+        return "first read"
+    return "reading" if is_reading else "current"

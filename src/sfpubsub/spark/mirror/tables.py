@@ -9,6 +9,7 @@ step, so repeating a step changes nothing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -69,13 +70,20 @@ class MirrorTables:
         target: Location of the tables.
         describe: Requests the describe result of an object from the org.
         deletes: What to do with the row of a deleted record.
+        wall: Wall clock, in seconds since the epoch.
 
     Raises:
         ConfigurationError: The target's format cannot replace rows, or the target contains current
             tables that do not belong to a mirror.
     """
 
-    def __init__(self, target: Target, describe: Describe, deletes: Deletes) -> None:
+    def __init__(
+        self,
+        target: Target,
+        describe: Describe,
+        deletes: Deletes,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         target.check_merge("the tables of a mirror")
         if target.table(QUEUE_NAME).exists() and not Queue(target).is_of_mirror():
             raise ConfigurationError(
@@ -85,7 +93,7 @@ class MirrorTables:
         self._target = target
         self._describe = describe
         self._deletes = deletes
-        self.queue: MirrorQueue = MirrorQueue(target)
+        self.queue: MirrorQueue = MirrorQueue(target, wall)
         self.queue.make()
         self._objects: dict[str, MirroredObject] = {}
         self._logs: dict[str, ReadLog] = {}
