@@ -11,7 +11,7 @@ from sfpubsub.spark.mirror import merging, reads
 from sfpubsub.spark.mirror.merging import Mirrored
 from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, Read, Row
 from sfpubsub.spark.tables.records import Change, Cue, ObjectCue, Reason
-from tests.spark.mirror.org_model import FIELDS, OVERFLOW_ID, Org, Sent, time_of
+from tests.spark.mirror.org_model import OVERFLOW_ID, Org, Sent, time_of
 
 # Maximum staleness of responses, in ticks: equal to the margin, the worst case for the rules.
 STALENESS = 3
@@ -182,7 +182,7 @@ class Job:
             changes = self._changes(record_id, start, end)
             known = mirrored.get(record_id)
             outcome = merging.apply_changes(
-                FIELDS, record_id, known, changes, marks, self._newest(record_id)
+                self.org.fields, record_id, known, changes, marks, self._newest(record_id)
             )
             queue |= set(outcome.added)
             if outcome.mirrored is not None:
@@ -224,7 +224,7 @@ class Job:
             else:
                 changes = self._changes(record_id, since, self.tables.position)
                 outcome = merging.merge_row(
-                    FIELDS, record_id, known, answer.read, row, changes, entries, newest
+                    self.org.fields, record_id, known, answer.read, row, changes, entries, newest
                 )
             queue = (queue | set(outcome.added)) - set(outcome.healed)
             if outcome.mirrored is not None:

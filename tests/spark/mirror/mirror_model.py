@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from sfpubsub.spark.tables.records import Reason
 from tests.spark.mirror.job_model import STALENESS, Job
-from tests.spark.mirror.org_model import NAMED, Org
+from tests.spark.mirror.org_model import ALL_REPORTED, CHANGED, FIELDS, NAMED, Org, photo_of
 
 # Changes that events report, at least as a gap of a record, and changes that they do not report.
 TOLD = ("CREATE", "UPDATE", "DIFF", "BOTH", "NULL", "GAP", "DELETE", "UNDELETE")
@@ -31,14 +31,19 @@ class MirrorMachine(RuleBasedStateMachine):
     seen: ClassVar[set[Reason]] = set()
     """Reasons of all queue entries that were open at any `rest`, in all examples."""
 
-    @initialize(seed=st.integers(0, 2**16), records=st.integers(0, 4), is_read=st.booleans())
-    def begin(self, seed: int, records: int, is_read: bool) -> None:
+    @initialize(
+        seed=st.integers(0, 2**16),
+        records=st.integers(0, 4),
+        is_read=st.booleans(),
+        all_reported=st.booleans(),
+    )
+    def begin(self, seed: int, records: int, is_read: bool, all_reported: bool = False) -> None:
         """Create an org with some records and its mirror.
 
-        If *is_read* is True, read the whole object once.
+        If *is_read* is True, read the whole object once. *all_reported*: see `ALL_REPORTED`.
         """
         self.rng = random.Random(seed)
-        self.org = Org()
+        self.org = Org(ALL_REPORTED if all_reported else FIELDS)
         for _ in range(records):
             self.org.create(before=True)
         self.job = Job(self.org, self.margin)
@@ -79,7 +84,7 @@ class MirrorMachine(RuleBasedStateMachine):
 
     def change(self, kind: str, live: str, value: str, which: int) -> None:
         if kind == "UPDATE":
-            self.org.update([live], value, which % NAMED)
+            self.org.update([live], value, which % CHANGED)
         elif kind == "BOTH":
             self.org.update(self.org.ids()[:2], value, 1)
         elif kind == "NULL":
@@ -87,7 +92,7 @@ class MirrorMachine(RuleBasedStateMachine):
         elif kind == "DIFF":
             self.org.update_by_diff(live, value)
         elif kind == "GAP":
-            self.org.update([live], value, which % NAMED, "GAP_UPDATE")
+            self.org.update([live], value, which % CHANGED, "GAP_UPDATE")
         else:
             self.org.delete(live)
 
@@ -193,6 +198,7 @@ class MirrorMachine(RuleBasedStateMachine):
         if redrives:
             self.job.redrive()
         self.job.apply_rows(len(self.job.raw))
+        self.check_complete_rows()
         waiting = [] if answers else self.job.requests
         if not answers:
             self.job.requests = []
@@ -224,6 +230,13 @@ class MirrorMachine(RuleBasedStateMachine):
         self.answer_all()
         if self.job.tables.queue:
             raise DivergedError(f"the queue still has {self.job.tables.queue}")
+
+    def check_complete_rows(self) -> None:
+        """Raise DivergedError if a complete row lacks the field that no event carries."""
+        for each, known in self.job.tables.mirrored.items():
+            row = known.record
+            if row.is_complete and not row.is_deleted and row.values[NAMED - 1] != photo_of(each):
+                raise DivergedError(f"{each}: {row} is called complete")
 
     def compare(self, columns: int, leave_out: AbstractSet[str] = frozenset()) -> None:
         """Raise DivergedError if the rows of the mirror differ from the records of the org."""

@@ -16,9 +16,15 @@ from typing import Any
 from sfpubsub.spark.mirror.reads import Row
 from sfpubsub.spark.tables.records import Change, Fields
 
-COLUMNS = ("Phone", "Size", "Note__c", "Rank__c")  # the last column is a formula
-FIELDS = Fields(COLUMNS, {name: (place,) for place, name in enumerate(COLUMNS[:3])}, {})
-NAMED = 3  # number of columns before the formula
+# PhotoUrl never changes. No event carries the last column, which is a formula.
+COLUMNS = ("Phone", "Size", "Note__c", "PhotoUrl", "Rank__c")
+PLACES = {name: (place,) for place, name in enumerate(COLUMNS[:4])}
+FIELDS = Fields(COLUMNS, {n: p for n, p in PLACES.items() if n != "PhotoUrl"}, {}, (3, 4))
+# For an org whose events carry PhotoUrl, and whose formula counts as reported, as if there were
+# none: a record is then complete without a read.
+ALL_REPORTED = Fields(COLUMNS, PLACES, {})
+NAMED = 4  # number of columns before the formula
+CHANGED = 3  # number of columns that users change
 
 OVERFLOW_ID = "000000000000000AAA"
 
@@ -60,6 +66,7 @@ class State:
 class Org:
     """An org with one object."""
 
+    fields: Fields = FIELDS
     now: int = 0
     number: int = 1000
     sequence: int = 0
@@ -81,7 +88,7 @@ class Org:
         """Return a record's current values in all columns."""
         state = self.past[record_id][-1][1]
         assert state is not None
-        return (*state.fields, _rank(state, self.rates[-1][1]))
+        return (*state.fields, photo_of(record_id), _rank(state, self.rates[-1][1]))
 
     def row(self, record_id: str, sent: int, staleness: int, rng: random.Random) -> Row | None:
         """Return a record as it may appear in the response to a request sent at tick *sent*.
@@ -92,7 +99,9 @@ class Org:
         state = _random_state(self.past.get(record_id, []), sent - staleness, rng)
         rate = _random_state(self.rates, sent - staleness, rng)
         assert rate is not None
-        return None if state is None else Row((*state.fields, _rank(state, rate)), state.in_bin)
+        if state is None:
+            return None
+        return Row((*state.fields, photo_of(record_id), _rank(state, rate)), state.in_bin)
 
     # Changes by users. Each call is one transaction.
 
@@ -120,7 +129,7 @@ class Org:
             self.past[record_id] = [(-100, state)]
             return
         self.put(record_id, state)
-        self.send(kind, record_id, **({} if kind != "CREATE" else _whole(state)))
+        self.send(kind, record_id, **({} if kind != "CREATE" else self._whole(record_id, state)))
 
     def update(self, ids: list[str], value: str | None, place: int, kind: str = "UPDATE") -> None:
         """Set a field of several records to the same value, with a single event for all of them."""
@@ -154,7 +163,7 @@ class Org:
     def undelete(self, record_id: str) -> None:
         state = State(self._fields(record_id))
         self.put(record_id, state)
-        self.send("UNDELETE", record_id, **_whole(state))
+        self.send("UNDELETE", record_id, **self._whole(record_id, state))
 
     def purge(self, record_id: str) -> None:
         """Delete a record permanently, without an event."""
@@ -173,6 +182,10 @@ class Org:
         self.put(f"001{self.made:03}", State((value, None, None)))
         self.send("GAP_OVERFLOW", OVERFLOW_ID)
 
+    def _whole(self, record_id: str, state: State) -> dict[str, Any]:
+        photo = photo_of(record_id) if "PhotoUrl" in self.fields else None
+        return {"values": (*state.fields, photo, None)}
+
     def _fields(self, record_id: str) -> tuple[Any, ...]:
         state = self.past[record_id][-1][1]
         assert state is not None
@@ -183,8 +196,9 @@ def _with(values: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
     return (*values[:place], value, *values[place + 1 :])
 
 
-def _whole(state: State) -> dict[str, Any]:
-    return {"values": (*state.fields, None)}
+def photo_of(record_id: str) -> str:
+    """Return a record's PhotoUrl."""
+    return f"/photo/{record_id}"
 
 
 def _rank(state: State, rate: int) -> str:

@@ -228,6 +228,27 @@ def test_event_fields_map_to_their_columns():
     assert Columns.of(account(price), grown).with_events(known).schema.names == names
 
 
+def test_fields_in_no_event_schema_are_unreported():
+    """A field that the org describes and that is in no event schema counts as unreported by events,
+    also one that becomes visible later. Until the first schema is known, only formulas do.
+    """
+    photo = field("PhotoUrl", "url")
+    total = field("Total__c", "currency", scale=2, calculated=True)
+    described = account(field("Name"), photo, total)
+    first = Columns.of(described)
+    assert first.unreported == ("Total__c",)
+    address = {"name": "BillingAddress", "type": "address"}
+    known = plan(event_type({"name": "Name", "type": "string"}, address))
+    grown = Columns.from_json(first.with_events(known).to_json())
+    assert grown.unreported == ("PhotoUrl", "Total__c")
+    names = grown.schema.names
+    fields = grown.fields(known)
+    assert fields.unreported == (names.index("PhotoUrl"), names.index("Total__c"))
+    assert Columns.of(account(photo), grown).unreported == ("PhotoUrl",)
+    later = Columns.of(account(field("Name"), field("LastActivityDate", "date")), grown)
+    assert later.unreported == ("LastActivityDate",)
+
+
 EVENT = {
     "Name": "Acme",
     "BillingAddress": {"City": "Rome", "Latitude": 41.902782, "StateCode": "RM"},
@@ -352,7 +373,7 @@ def test_events_of_emulator_objects_fit_the_described_columns(run_emulator: Call
         grown = columns.with_events(known)
         assert grown.schema.names == columns.schema.names, name
         fields = grown.fields(known)
-        formulas = [each.name for each in grown.columns if each.calculated]
-        assert [grown.schema.names[n] for n in fields.unnamed] == formulas, name
+        assert [grown.schema.names[n] for n in fields.unnamed] == list(grown.unreported), name
+        assert {each.name for each in grown.columns if each.calculated} <= set(grown.unreported)
         soql = f"SELECT {', '.join(grown.selected)} FROM {name} LIMIT 1"
         assert list(reader.query(soql)), name

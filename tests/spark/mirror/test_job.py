@@ -44,9 +44,12 @@ def world(spark: SparkSession, tmp_path: Path) -> Iterator[World]:
 
 def test_table_equals_its_object(world: World):
     """The table contains the records from before the stream and reflects every later change; what
-    events omit is read from the org. A new process resumes where the last one stopped, without
-    unnecessary reads.
+    events omit is read from the org, including the formula of a record made by an event. A new
+    process resumes where the last one stopped, without unnecessary reads.
     """
+    account = world.emulator.records.describe("Account")
+    formula = {"name": "Half__c", "type": "double", "formula": "NumberOfEmployees / 2"}
+    world.emulator.records.put_object(account.with_field(formula))
     old = world.create(30)
     with world.mirror() as mirror:
         world.settle(mirror)
@@ -57,7 +60,11 @@ def test_table_equals_its_object(world: World):
         world.update(old[0], Phone="1")
         world.update(old[1], BillingCity=None)
         world.emulator.records.delete("Account", old[2], world.user)
-        world.create(3, Phone="2")
+        made = world.create(3, Phone="2", NumberOfEmployees=8)
+        world.settle(mirror)
+        world.check()
+        assert [world.rows()[each]["Half__c"] for each in made] == [4, 4, 4]
+        assert mirror.report.reads == 1
     world.emulator.records.undelete("Account", old[2], world.user)
     world.update(old[0], Name="new")
     with world.mirror() as mirror:

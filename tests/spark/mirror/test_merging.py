@@ -5,7 +5,7 @@ contains, and the margin is the longest lag of the org's responses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -16,6 +16,7 @@ from sfpubsub.spark.mirror import merging, reads
 from sfpubsub.spark.mirror.merging import Mirrored, apply_changes, merge_absence, merge_row
 from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, Read, Row, heals
 from sfpubsub.spark.tables.records import Change, Cue, Reason
+from tests.spark.mirror import mirror_model
 from tests.spark.mirror.mirror_model import DivergedError, MirrorMachine
 from tests.spark.mirror.org_model import FIELDS, Org, time_of
 
@@ -81,11 +82,12 @@ class NoMargin(MirrorMachine):
 RARE = "older reads"
 
 # Part of the rule -> the machine without it, and the replacements of functions.
-WITHOUT: dict[str, tuple[type[MirrorMachine], list[tuple[Any, str, Callable[..., bool]]]]] = {
+WITHOUT: dict[str, tuple[type[MirrorMachine], list[tuple[Any, str, Any]]]] = {
     "margin": (NoMargin, []),
     "cues": (MirrorMachine, [(reads, "heals", _anything), (merging, "heals", _anything)]),
     "absence": (MirrorMachine, [(merging, "proves_deletion", _anything)]),
     RARE: (MirrorMachine, [(merging, "is_outdated", _nothing)]),
+    "unreported": (MirrorMachine, [(mirror_model, "FIELDS", replace(FIELDS, unreported=()))]),
 }
 
 
@@ -122,7 +124,7 @@ def read(seq: int, *, asked: int = 0, since: int | None = None, until: int = 100
 def update(seq: int, phone: str, *, tick: int | None = None) -> Change:
     """Return an UPDATE of the phone number in raw row *seq*, made at *tick* (default: *seq*)."""
     when = time_of(seq if tick is None else tick)
-    return Change("UPDATE", when, seq, 1, seq, (phone, None, None, None), ["Phone"])
+    return Change("UPDATE", when, seq, 1, seq, (phone, *[None] * 4), ["Phone"])
 
 
 def change(kind: str, seq: int, *values: Any) -> Change:
@@ -130,7 +132,7 @@ def change(kind: str, seq: int, *values: Any) -> Change:
 
     Without *values*, all fields are null.
     """
-    return Change(kind, time_of(seq), seq, 1, seq, values or (None,) * 4)
+    return Change(kind, time_of(seq), seq, 1, seq, values or (None,) * 5)
 
 
 def diffs(*lines: str) -> tuple[list[Change], list[str]]:
@@ -149,7 +151,7 @@ def diffs(*lines: str) -> tuple[list[Change], list[str]]:
 
 def known(phone: str, seq: int) -> Mirrored:
     """Return a record that was created by an event at tick *seq*."""
-    created = apply_changes(FIELDS, X, None, [change("CREATE", seq, phone, None, None, None)], [])
+    created = apply_changes(FIELDS, X, None, [change("CREATE", seq, phone, *[None] * 4)], [])
     assert created.mirrored is not None
     return created.mirrored
 
@@ -174,9 +176,9 @@ def test_event_after_the_as_of_is_applied_to_an_older_row():
     """
     changes = [update(6, "6"), update(7, "7")]
     before = apply_changes(FIELDS, X, known("1", 1), changes, []).mirrored
-    after = merge_row(FIELDS, X, before, read(5), Row(("1", "s", "n", "f")), changes, [])
+    after = merge_row(FIELDS, X, before, read(5), Row(("1", "s", "n", "p", "f")), changes, [])
     assert after.mirrored is not None
-    assert after.mirrored.record.values == ["7", "s", "n", "f"]
+    assert after.mirrored.record.values == ["7", "s", "n", "p", "f"]
     assert after.added == ()
 
 
@@ -187,7 +189,7 @@ def test_read_from_before_a_gap_event_leaves_its_entry_open():
     gap = change("GAP_UPDATE", 6)
     first = apply_changes(FIELDS, X, known("1", 1), [gap], [])
     (entry,) = first.added
-    row = Row(("2", None, None, None))
+    row = Row(("2", *[None] * 4))
     early = merge_row(FIELDS, X, first.mirrored, read(5), row, [gap], [entry])
     assert (early.added, early.healed) == ((), ())
     assert early.mirrored is not None
@@ -219,7 +221,7 @@ def test_diff_included_in_a_read_is_not_applied_twice(place: int):
     no reread is queued.
     """
     changes, texts = diffs("a", "b", "c")
-    row = Row(("p1", None, texts[place], None))
+    row = Row(("p1", None, texts[place], None, None))
     after = merge_row(FIELDS, X, None, read(0), row, changes, [])
     assert after.mirrored is not None
     assert after.mirrored.record.values[2] == texts[-1]
@@ -231,7 +233,7 @@ def test_diff_that_does_not_match_queues_a_reread():
     queued for a reread.
     """
     changes, _ = diffs("a")
-    row = Row(("p1", None, "another text", None))
+    row = Row(("p1", None, "another text", None, None))
     base = merge_row(FIELDS, X, None, read(0, until=0), row, [], []).mirrored
     (entry,) = apply_changes(FIELDS, X, base, changes, []).added
     assert entry.cue.reason is Reason.DIFF
@@ -246,7 +248,9 @@ def test_constantly_changing_record_leaves_the_queue():
     entries, mirrored = list(first.added), first.mirrored
     for now in (4, 7, 10):
         mirrored = apply_changes(FIELDS, X, mirrored, changes[now - 3 : now], []).mirrored
-        row = Row(("p1", None, texts[now], None))  # also contains what changed within the margin
+        row = Row(
+            ("p1", None, texts[now], None, None)
+        )  # also contains what changed within the margin
         since = changes[now - 3 : now]
         outcome = merge_row(FIELDS, X, mirrored, read(now - 3, until=now), row, since, entries)
         entries = [each for each in (*entries, *outcome.added) if each not in outcome.healed]
@@ -287,8 +291,8 @@ def test_an_older_read_changes_nothing():
     """A read that is merged after a newer one, such as part of a long Bulk job, neither changes nor
     deletes a record.
     """
-    newer = merge_row(FIELDS, X, None, read(9), Row(("9", None, None, None)), [], []).mirrored
-    row = Row(("5", None, None, None))
+    newer = merge_row(FIELDS, X, None, read(9), Row(("9", *[None] * 4)), [], []).mirrored
+    row = Row(("5", *[None] * 4))
     changes = [update(6, "6")]
     assert merge_row(FIELDS, X, newer, read(5), row, changes, []).mirrored == newer
     assert merge_absence(X, newer, read(5), []).mirrored == newer
@@ -343,7 +347,7 @@ def test_event_older_than_the_read_is_late():
     """An event that is decoded after a newer read was merged is not applied, but queues a
     reread.
     """
-    changed = Row(("by the overflow", None, None, None))
+    changed = Row(("by the overflow", *[None] * 4))
     base = merge_row(FIELDS, X, known("1", 1), read(9, since=8), changed, [], []).mirrored
     redriven = update(10, "older", tick=5)
     after = apply_changes(FIELDS, X, base, [redriven], [])
@@ -356,18 +360,43 @@ def test_create_keeps_fields_that_events_omit():
     """A CREATE event that is applied to a row from a read does not change the formula field, which
     it omits.
     """
-    created = change("CREATE", 6, "1", None, None, None)
-    row = Row(("1", None, None, "formula"))
+    created = change("CREATE", 6, "1", *[None] * 4)
+    row = Row(("1", None, None, "photo", "formula"))
     after = merge_row(FIELDS, X, None, read(5), row, [created], []).mirrored
     assert after is not None
-    assert after.record.values == ["1", None, None, "formula"]
+    assert after.record.values == ["1", None, None, "photo", "formula"]
+
+
+def test_created_row_is_complete_once_it_was_read():
+    """If an object has fields that no event carries, a record made by a CREATE or UNDELETE event is
+    queued for a read, and is not complete until then. An UNDELETE of a record that was complete
+    keeps its values, and queues nothing.
+    """
+    for kind in ("CREATE", "UNDELETE"):
+        made = apply_changes(FIELDS, X, None, [change(kind, 1, "1", *[None] * 4)], [])
+        (entry,) = made.added
+        assert made.mirrored is not None
+        record = made.mirrored.record
+        assert (entry.cue.reason, record.is_complete) == (Reason.UNREPORTED, False)
+        assert record.reread_reason is None  # the fields that events carry are right
+    row = Row(("1", None, None, "photo", "formula"))
+    found = merge_row(FIELDS, X, made.mirrored, read(1), row, [], [entry])
+    assert found.healed == (entry,)
+    assert found.mirrored is not None
+    assert found.mirrored.record.is_complete
+    back = [change("DELETE", 2), change("UNDELETE", 3, "1", *[None] * 4)]
+    after = apply_changes(FIELDS, X, found.mirrored, back, [])
+    assert after.added == ()
+    assert after.mirrored is not None
+    assert after.mirrored.record.values == ["1", None, None, "photo", "formula"]
+    assert after.mirrored.record.is_complete
 
 
 def test_formula_refresh_does_not_mark_rows():
     """Unlike a gap, a pending refresh of formulas does not mark the row for a reread."""
     for reason, mark in ((Reason.FORMULA, None), (Reason.GAP, Reason.GAP)):
         entry = Entry(None, Cue(reason, None, None, 5), asked=1)
-        row = Row(("1", None, None, None))
+        row = Row(("1", *[None] * 4))
         after = merge_row(FIELDS, X, None, read(5), row, [], [entry]).mirrored
         assert after is not None
         assert after.record.reread_reason is mark

@@ -252,6 +252,13 @@ def test_agenda_returns_what_is_due():
     assert agenda.reason(account, with_formula, 15.0) is Reason.FORMULA
     assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 24.0) is None
     assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 25.0) == "Account"
+    account.selected = COLUMNS.selected  # without a formula, but with a field in no event
+    in_events = frozenset(each.field.lower() for each in COLUMNS.columns)
+    assert agenda.reason(account, replace(COLUMNS, reported=in_events), 15.0) is None
+    photo = replace(COLUMNS, reported=in_events - {"day__c"})
+    assert agenda.reason(account, photo, 14.0) is None
+    assert agenda.reason(account, photo, 15.0) is Reason.FORMULA
+    account.selected = with_formula.selected
     agenda.end_after(5.0)
     assert agenda.reason(account, with_formula, 15.0) is None
     assert agenda.to_sweep([("Account", account)], 25.0) is None

@@ -23,8 +23,8 @@ class Agenda:
     Immutable except for `end_after`.
 
     Args:
-        refresh_formulas: Interval in seconds at which objects with formula fields are reread; 0 for
-            never.
+        refresh_formulas: Interval in seconds at which objects with fields that no event reports,
+            such as formulas, are reread; 0 for never.
         sweep: Interval in seconds at which the ids in the org and the table are compared; 0 for
             never.
     """
@@ -54,8 +54,7 @@ class Agenda:
         """
         if account.newest is None or set(columns.selected) - set(account.selected):
             return Reason.ASKED  # the first read, or fields were added in the org
-        has_formulas = any(each.calculated for each in columns.columns)
-        if has_formulas and self._is_due(account.read_at, self._refresh_formulas, now):
+        if columns.unreported and self._is_due(account.read_at, self._refresh_formulas, now):
             return Reason.FORMULA
         return None
 

@@ -37,6 +37,8 @@ class Columns:
 
     entity: str
     columns: tuple[Column, ...]
+    reported: frozenset[str] | None = None
+    """Fields in the event schemas seen so far, in lower case; None before the first schema."""
 
     @classmethod
     def of(cls, description: ObjectDescription, known: Columns | None = None) -> Columns:
@@ -46,11 +48,11 @@ class Columns:
             description: The describe result for the object, as visible to the user.
             known: Columns that the table already has, whose order is kept; None for a new table.
         """
-        old = () if known is None else known.columns
+        old, reported = ((), None) if known is None else (known.columns, known.reported)
         found = [replace(each, asked=(), parts=(), described=False) for each in old]
         for field in described(description):
             _take(found, field)
-        return cls(description.name, tuple(found))
+        return cls(description.name, tuple(found), reported)
 
     @classmethod
     def of_table(cls, entity: str, schema: pa.Schema) -> Columns:
@@ -76,10 +78,26 @@ class Columns:
         may need further fields.
         """
         found = list(self.columns)
-        for field, sources in sources_of(plan).items():
+        carried = sources_of(plan)
+        for field, sources in carried.items():
             for source in sources:
                 take_source(found, field, source)
-        return Columns(self.entity, tuple(found))
+        reported = (self.reported or frozenset()) | {field.lower() for field in carried}
+        return Columns(self.entity, tuple(found), reported)
+
+    @property
+    def unreported(self) -> tuple[str, ...]:
+        """Names of the columns that reads fill, but no event: their fields are in no event schema.
+
+        Before the first event schema is known, only formulas and roll-up summaries are included.
+        """
+
+        def is_reported(column: Column) -> bool:
+            if self.reported is None:
+                return not column.calculated
+            return column.field.lower() in self.reported
+
+        return tuple(each.name for each in self.columns if each.described and not is_reported(each))
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -124,7 +142,9 @@ class Columns:
                             inner = member_of(column, part, path)
                             found[f"{field}.{part}"] = (column.name, *inner)
                 places.append(found)
-        return Fields.of(self.schema.names, places)
+        names = self.schema.names
+        unreported = tuple(names.index(name) for name in self.unreported)
+        return replace(Fields.of(names, places), unreported=unreported)
 
     def to_json(self) -> str:
         """Return the columns as JSON text for `from_json`."""
@@ -136,7 +156,8 @@ class Columns:
             ]
             for kind, each in zip(types, self.columns, strict=True)
         ]  # fmt: skip
-        return json.dumps({"entity": self.entity, "columns": rows})
+        reported = None if self.reported is None else sorted(self.reported)
+        return json.dumps({"entity": self.entity, "columns": rows, "reported": reported})
 
     @classmethod
     def from_json(cls, text: str) -> Columns:
@@ -152,7 +173,8 @@ class Columns:
                     tuple(asked), tuple(parts), *flags,
                 )
             )  # fmt: skip
-        return cls(found["entity"], tuple(columns))
+        reported = None if found["reported"] is None else frozenset(found["reported"])
+        return cls(found["entity"], tuple(columns), reported)
 
     def _of(self, field: str) -> list[Column]:
         """Return the columns of a field; those from the describe result come first."""

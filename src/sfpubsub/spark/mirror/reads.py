@@ -22,10 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sfpubsub.spark.tables.records import Cue, Reason
-
-# Reasons for a read that do not mean that the existing row is wrong.
-_NO_DOUBT = (Reason.ASKED, Reason.FORMULA, Reason.SWEEP)
+from sfpubsub.spark.tables.records import Cue
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -125,7 +122,7 @@ class Entry:
     @property
     def casts_doubt(self) -> bool:
         """Whether the entry's reason means that fields reported by events may have wrong values."""
-        return self.cue.reason not in _NO_DOUBT
+        return self.cue.reason.casts_doubt
 
     def concerns(self, record_id: str) -> bool:
         """Return whether the entry concerns the record *record_id*, alone or among others."""

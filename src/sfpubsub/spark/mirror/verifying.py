@@ -25,7 +25,6 @@ from sfpubsub.errors import ConfigurationError
 from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.rest.reader import MOST_IDS
 from sfpubsub.spark.mirror.columns import Columns
-from sfpubsub.spark.mirror.described import Column
 from sfpubsub.spark.mirror.values import of_json
 from sfpubsub.spark.raw.frames import arrow_schema
 from sfpubsub.spark.tables.queue import QUEUE_NAME
@@ -179,7 +178,9 @@ class _Sides:
         schema = _schema(table)
         columns = Columns.of(description, Columns.of_table(description.name, schema))
         columns = Columns(
-            columns.entity, tuple(each for each in columns.columns if each.name in schema.names)
+            columns.entity,
+            tuple(each for each in columns.columns if each.name in schema.names),
+            _event_names(opened, description.name),
         )
         margin = datetime.fromtimestamp(asked.clock() - asked.margin, UTC)
         newest = table.agg(f.max("_commit_timestamp").alias("at")).toArrow()["at"][0].as_py()
@@ -189,7 +190,7 @@ class _Sides:
             columns,
             [each.name for each in columns.columns if each.described],
             _changed(description),
-            _unreported(columns, _event_names(opened, description.name)),
+            frozenset(columns.unreported),
             _open_entries(opened, description.name),
             margin if newest is None else min(margin, newest + timedelta(milliseconds=1)),
             lambda: opened(description.name),
@@ -314,13 +315,6 @@ def _event_names(opened: Callable[[str], DataFrame], entity: str) -> frozenset[s
     except ConfigurationError:
         return None
     return frozenset(name.rstrip("_").lower() for name in names)
-
-
-def _unreported(columns: Columns, told: frozenset[str] | None) -> frozenset[str]:
-    def is_unreported(column: Column) -> bool:
-        return column.calculated or (told is not None and column.field.lower() not in told)
-
-    return frozenset(each.name for each in columns.columns if is_unreported(each))
 
 
 def _open_entries(opened: Callable[[str], DataFrame], entity: str) -> tuple[str | None, ...]:

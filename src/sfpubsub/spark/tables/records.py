@@ -57,8 +57,15 @@ class Reason(enum.StrEnum):
     """A reread was requested, or the object is read for the first time."""
     FORMULA = "formula"
     """Fields that no event reports, such as formula fields, need a refresh."""
+    UNREPORTED = "unreported"
+    """The record was created by an event, and the object has fields that no event reports."""
     SWEEP = "sweep"
     """A list of ids from the org contains the record, but the table does not, or vice versa."""
+
+    @property
+    def casts_doubt(self) -> bool:
+        """Whether fields reported by events may have wrong values until the record is reread."""
+        return self not in (Reason.ASKED, Reason.FORMULA, Reason.UNREPORTED, Reason.SWEEP)
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,8 @@ class Fields:
     """For names such as ``Parent.Child``: paths within the structs of the parent's columns, by
     column index.
     """
+    unreported: tuple[int, ...] = ()
+    """Indexes of columns that reads of the org fill, but no event. Only a mirror has any."""
 
     @classmethod
     def of(
@@ -192,8 +201,8 @@ class Record:
     """
     is_deleted: bool
     is_complete: bool
-    """Whether an event or a read of the record has supplied every field that events report. If
-    `reread_reason` is set, the values may still be outdated.
+    """Whether an event or a read of the record has supplied every field; in a mirror, also those
+    that no event reports. If `reread_reason` is set, the values may still be outdated.
     """
     reread_reason: Reason | None
     """Why the record must be reread from the org: the first reason since an event or a read last
@@ -323,7 +332,8 @@ class Fold:
     def _doubt(self, reason: Reason, change: Change) -> None:
         cue = Cue(reason, change.change_type, change.commit_timestamp, change.ingest_seq)
         self.cues.append(cue)
-        self.mark(cue)
+        if reason.casts_doubt:
+            self.mark(cue)
 
     def _after(self, change: Change) -> tuple[Record, Reason | None]:
         """Return the record after a change, and why it must be reread (None if it need not be)."""
@@ -332,7 +342,10 @@ class Fold:
             values = [none_if_empty(value) for value in change.values]
             for number in self.fields.unnamed:
                 values[number] = None if old is None else old.values[number]
-            return _record(change, values, is_complete=True), None
+            # A complete row, also of a deleted record, has these fields from a read.
+            is_complete = not self.fields.unreported or (old is not None and old.is_complete)
+            doubt = None if is_complete else Reason.UNREPORTED
+            return _record(change, values, is_complete=is_complete), doubt
         if kind == "UPDATE":
             return self._updated(change)
         last = [None] * len(self.fields.columns) if old is None else old.values
