@@ -208,8 +208,9 @@ def test_requests_are_counted_and_the_daily_limit_is_reported(tmp_path):
         assert reader.calls == 7  # not retried, because other clients may need the requests
 
 
-def test_user_without_view_all_data_cannot_view_all(org, reader):
-    """`can_view_all` returns False for a user without View All Data.
+def test_user_without_view_all_cannot_view_all(org, reader):
+    """`can_view_all` returns False for a user with neither View All Data nor an assigned permission
+    set with View All for the object.
 
     A record that such a user cannot see is not necessarily deleted.
     """
@@ -222,7 +223,13 @@ def test_user_without_view_all_data_cannot_view_all(org, reader):
             session = super().get_session(expired)
             return type(session)(token, session.instance_url, session.tenant_id)
 
-    assert not OrgReader(Limited(org), timings=QUICK).can_view_all("Account")
+    limited = OrgReader(Limited(org), timings=QUICK)
+    assert not limited.can_view_all("Account")
+    org.rights.put_permission_set("Reader", view_all=["Account"])
+    assert not limited.can_view_all("Account")
+    org.rights.assign("limited@example.com", "Reader")
+    assert limited.can_view_all("Account")
+    assert not limited.can_view_all("Contact")
 
 
 def test_malformed_or_too_old_api_version_is_rejected():

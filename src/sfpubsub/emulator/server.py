@@ -33,6 +33,7 @@ from sfpubsub.emulator.org.carry_out import actor
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.channels import Channels
 from sfpubsub.emulator.org.cometd.sessions import Cometd, CometdSessions
+from sfpubsub.emulator.org.delivery import Delivery
 from sfpubsub.emulator.org.directory import claim, open_store
 from sfpubsub.emulator.org.event_channels import EventChannels
 from sfpubsub.emulator.org.lag import CommitHistory
@@ -43,6 +44,7 @@ from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.records.jobs import Jobs
 from sfpubsub.emulator.org.records.late import LateEvents
 from sfpubsub.emulator.org.records.model import Records
+from sfpubsub.emulator.org.rights import Rights
 from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.emulator.org.sessions import Sessions
 from sfpubsub.emulator.org.settings import Settings
@@ -110,6 +112,7 @@ class EmulatorServer:
         event_channels: Custom channels and their members: create, change.
         cometd: The Streaming API: its channels and connected clients.
         accounts: Users and connected apps: create, change.
+        rights: Permission sets with View All: create, change, assign, take away.
         records: Objects and their records: create, change, delete, query.
         jobs: Jobs of the Bulk API.
         faults: Failures to inject: add them here, and call `faults.assert_consumed()` at the end.
@@ -175,11 +178,14 @@ class EmulatorServer:
         self._api_calls = ApiCalls(self.settings.daily_api_requests)
         self._sessions = Sessions(store, self.clock, self.settings)
         self._sessions.on_end(lambda: self.bus.bells.ring_all())
-        self.accounts: Accounts = Accounts(store)
+        self.rights: Rights = Rights(store, self.clock)
+        self.accounts: Accounts = Accounts(store, self.rights)
         self.bus: Bus = Bus(store, self.clock, self.settings, self._sessions.tenant)
         channels = Channels(store, self.bus, self.clock, self.settings)
+        self._delivery = Delivery(self.bus, self.rights, self.clock, self.settings)
         self.cometd: Cometd = Cometd(
-            channels, CometdSessions(self.bus, channels, self.clock, self.settings)
+            channels,
+            CometdSessions(self.bus, channels, self.clock, self.settings, self._delivery),
         )
         self.managed: ManagedSubscriptions = ManagedSubscriptions(
             store, self.bus, self.clock, self.settings, self.faults
@@ -400,6 +406,8 @@ class EmulatorServer:
             self.faults,
             self._sessions,
             self.accounts,
+            self.rights,
+            self._delivery,
             SignIn(self.accounts, self._sessions, self.clock, self.settings, self.faults),
             self.cometd,
             self._streams,

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from sfpubsub.emulator.grpc.blocks import Blocks, Piece
+from sfpubsub.emulator.grpc.blocks import EVENTS, Blocks, Piece
 from sfpubsub.emulator.org.bus import Bus, Topic
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Event
@@ -107,6 +107,23 @@ class Pages:
                 # invalidates the page, which costs one more read.
                 self._keep(key, _Kept(page, losses, None if is_full else tip))
             return page
+
+    def without(
+        self, hidden: Callable[[Event], bool], topic: Topic, position: int, limit: int
+    ) -> Page:
+        """Return a page as `after` does, but without the events for which `hidden` is true. Such a
+        page is built anew each time. If it is empty, it ends after the events that were left out.
+        """
+        found: list[Event] = []
+        end, more = position, True
+        while more and len(found) < limit:
+            events, end = self._bus.read(topic, end, EVENTS)
+            found += [event for event in events if not hidden(event)]
+            more = bool(events)  # the last read, without events, leads to the org's tip
+        found = _fitting(found[:limit], self._settings.response_bytes, False)
+        if not found:
+            return Page((), end, {}, b"")
+        return _page([self._piece(topic, found)], found[-1].position)
 
     def _read(self, topic: Topic, position: int, limit: int) -> tuple[Page, bool]:
         """Return a page, and whether it is full. No later event can be added to a full page. Events

@@ -94,6 +94,7 @@ class EventStream(ABC, Generic[R]):
         self._last_sent = 0.0  # time of the last reply, from which keepalives are timed
         self._idle_since = 0.0  # time of the last reply that counts for the 60 s idle rule
         self._moves = 0
+        self._username = ""  # of the token; determines which change events are delivered
         self._activates_at: float | None = None  # set while a fault delays the start
         # Hold events until there are this many, or until this time.
         self._merge: tuple[int, float] | None = None
@@ -111,6 +112,8 @@ class EventStream(ABC, Generic[R]):
             return
         self._last_sent = self._idle_since = self.world.clock.now()
         self._moves = self.world.bus.moves
+        user = self.world.sessions.user_of(self._token) or ""
+        self._username = self.world.accounts.holder(user).username
         self.open(arrivals[0])
         keys = self.keys()
         for key in keys:
@@ -242,7 +245,7 @@ class EventStream(ABC, Generic[R]):
         if due:
             bus.freshen_tip()
         limit = min(self.pending, settings.events_per_response)
-        page = self._pages.after(self.topic, self.position, limit)
+        page = self._page(limit)
         if bus.moves != self._moves:  # the bus has changed since the read; `_break` ends the stream
             return None
         if not page.positions:
@@ -252,13 +255,20 @@ class EventStream(ABC, Generic[R]):
         if not count:
             return None
         if count < len(page.positions):
-            page = self._pages.after(self.topic, self.position, count)
+            page = self._page(count)
             if not page.positions:  # they have expired in the meantime
                 return None
         self.pending -= len(page.positions)
         self.count.sent(self.position, page.positions)
         bus.tally.usage.delivered(now, page.schemas)
         return self._reply(page, page.end)
+
+    def _page(self, limit: int) -> Page:
+        """Return a page with the next events that the stream's user may see, at most `limit`."""
+        hidden = self.world.delivery.hidden(self._username, self.topic)
+        if hidden is None:
+            return self._pages.after(self.topic, self.position, limit)
+        return self._pages.without(hidden, self.topic, self.position, limit)
 
     def _prepare(self, reply: Reply) -> None:
         """Build the next page while the client processes the page of `reply`, assuming that the

@@ -15,6 +15,8 @@ responses are JSON.
                          {"object": …, "remove_field": name}
     POST /admin/undelete restore a record from the Recycle Bin: {"object": …, "id": …}
     POST /admin/users    create or change a user: {"username": …, "password": …, "active": …}
+    POST /admin/permission-sets create or change a permission set: {"name": …, "view_all": […],
+                         "assign": […], …}
     POST /admin/apps     create or change an app: {"client_id": …, "public_key": PEM, …}
 
 Every request needs `Authorization: Bearer <access token>`, and every POST a JSON body, so that an
@@ -47,6 +49,13 @@ _USER: dict[str, type] = {
     "password": str,
     "active": bool,
     "view_all": bool,
+}
+_PERMISSION_SET: dict[str, type] = {
+    "name": str,
+    "view_all": list,
+    "view_all_data": bool,
+    "assign": list,
+    "unassign": list,
 }
 _APP: dict[str, type] = {
     "client_id": str,
@@ -236,6 +245,26 @@ def user(world: World, body: Any) -> dict[str, Any]:
     fields = _fields(body, _USER, "username")
     world.accounts.put_user(**fields)
     return {"username": fields["username"]}
+
+
+def permission_set(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/permission-sets: create or change a permission set, then assign it to users or
+    take it away from them, and return its id.
+    """
+    fields = _fields(body, _PERMISSION_SET, "name")
+    lists = {key: fields.pop(key, None) for key in ("view_all", "assign", "unassign")}
+    for key, names in lists.items():
+        if names is not None and not all(isinstance(name, str) for name in names):
+            raise _bad(f"{key} must be a list of strings")
+    try:
+        made = world.rights.put_permission_set(**fields, view_all=lists["view_all"])
+        for username in lists["unassign"] or ():
+            world.rights.unassign(username, made.name)
+        for username in lists["assign"] or ():
+            world.rights.assign(username, made.name)
+    except EmulatorProblem as error:
+        raise _bad(str(error)) from error
+    return {"id": made.set_id}
 
 
 def app(world: World, body: Any) -> dict[str, Any]:

@@ -127,7 +127,12 @@ class _Exchange:
             kinds = message.get("supportedConnectionTypes")
             raise Refusal("connection type", reconnect="none", type=kinds)
         account = self._world.accounts.user(user)
-        session = self._sessions.make(token, account.user_id if account else "", self._cookie)
+        session = self._sessions.make(
+            token,
+            account.user_id if account else "",
+            self._world.accounts.holder(user).username,
+            self._cookie,
+        )
         self._headers["Set-Cookie"] = f"{_COOKIE}={session.cookie}; Path=/cometd; HttpOnly"
         reply = self._reply(message, clientId=session.client_id)
         reply.update(

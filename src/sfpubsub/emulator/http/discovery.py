@@ -67,7 +67,9 @@ def _metrics(call: Call, asked: soql.Query) -> list[dict[str, Any]]:
     """Return the rows of PlatformEventUsageMetric for the last 24 hours: one for each event name,
     usage type and time segment, as with Enhanced Usage Metrics.
     """
-    wanted = [item.text for item in asked.where if item.field.lower() == "timesegment"]
+    wanted = [
+        text for item in asked.where if item.field.lower() == "timesegment" for text in item.texts
+    ]
     segment = next(
         (name for name in _SEGMENTS if [name.lower()] == [w.lower() for w in wanted]), ""
     )

@@ -1,34 +1,125 @@
-"""The permissions of the current user, as objects that can be queried.
-
-The emulated org has one permission, `User.view_all`, which appears here as View All Data. It has no
-permission sets, and therefore no View All permission for single objects.
-"""
+"""The users of the org and what gives them View All, as objects that can be queried."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sfpubsub.emulator.http import soql
 from sfpubsub.emulator.http.exchange import Call
 from sfpubsub.emulator.http.tables import Table
+from sfpubsub.emulator.org.records.values import moment
+from sfpubsub.emulator.org.rights import PermissionSet
 
 
 def _own(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
     user = call.world.accounts.holder(call.world.sessions.user_of(call.bearer) or "")
-    return [{"PermissionsViewAllData": user.view_all}]
+    return [
+        {
+            "LastCacheUpdate": moment(call.world.rights.history(user.username)[0][-1]),
+            "PermissionsViewAllData": user.view_all,
+            "PermissionsModifyAllData": False,
+        }
+    ]
 
 
-def _none(_call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
-    return []
+def _users(call: Call, _asked: soql.Query) -> Iterator[dict[str, Any]]:
+    for one in call.world.rights.permission_sets():
+        user = call.world.accounts.user(one.profile_of)
+        if user is not None:
+            yield {
+                "Id": user.user_id,
+                "Username": user.username,
+                "IsActive": user.active,
+                "ProfileId": one.profile_id,
+                **_times(one.made_at, one.made_at),
+            }
 
 
-_GRANT = (
-    "Id", "ParentId", "SobjectType", "Parent.PermissionSetGroupId", "PermissionsViewAllRecords"
+def _sets(call: Call, _asked: soql.Query) -> Iterator[dict[str, Any]]:
+    for one in call.world.rights.permission_sets():
+        yield {"Id": one.set_id, **_about(one), **_times(one.made_at, one.changed_at)}
+
+
+def _object_permissions(call: Call, _asked: soql.Query) -> Iterator[dict[str, Any]]:
+    rights = call.world.rights
+    sets = {one.set_id: one for one in rights.permission_sets()}
+    for one in rights.object_permissions():
+        yield {
+            "Id": one.permission_id,
+            "ParentId": one.set_id,
+            "SobjectType": one.object_name,
+            "PermissionsRead": True,
+            "PermissionsViewAllRecords": one.view_all,
+            "PermissionsModifyAllRecords": False,
+            **_prefixed("Parent", sets[one.set_id]),
+            **_times(one.made_at, one.changed_at),
+        }
+
+
+def _assignments(call: Call, _asked: soql.Query) -> Iterator[dict[str, Any]]:
+    rights = call.world.rights
+    sets = {one.set_id: one for one in rights.permission_sets()}
+    for one in rights.assignments():
+        user = call.world.accounts.user(one.username)
+        if user is not None:
+            yield {
+                "Id": one.assignment_id,
+                "AssigneeId": user.user_id,
+                "PermissionSetId": one.set_id,
+                "PermissionSetGroupId": None,
+                "SystemModstamp": moment(one.made_at),
+                **_prefixed("PermissionSet", sets[one.set_id]),
+            }
+
+
+def _about(one: PermissionSet) -> dict[str, Any]:
+    return {
+        "Name": one.name,
+        "Label": one.name.replace("_", " "),
+        "IsOwnedByProfile": bool(one.profile_of),
+        "ProfileId": one.profile_id,
+        "PermissionSetGroupId": None,
+        "PermissionsViewAllData": one.view_all_data,
+        "PermissionsModifyAllData": False,
+    }
+
+
+def _times(made_at: float, changed_at: float) -> dict[str, str]:
+    changed = moment(changed_at)
+    return {
+        "CreatedDate": moment(made_at),
+        "LastModifiedDate": changed,
+        "SystemModstamp": changed,
+    }
+
+
+def _prefixed(parent: str, one: PermissionSet) -> dict[str, Any]:
+    """Return the columns of a permission set as those of the parent of another row."""
+    values = {"Id": one.set_id, **_about(one), **_times(one.made_at, one.changed_at)}
+    return {f"{parent}.{name}": value for name, value in values.items()}
+
+
+_TIMES = ("CreatedDate", "LastModifiedDate", "SystemModstamp")
+_SET = (
+    "Id", "Name", "Label", "IsOwnedByProfile", "ProfileId", "PermissionSetGroupId",
+    "PermissionsViewAllData", "PermissionsModifyAllData", *_TIMES,
 )  # fmt: skip
-_ASSIGNMENT = ("Id", "AssigneeId", "PermissionSetId", "PermissionSetGroupId")
+_USER = ("Id", "Username", "IsActive", "ProfileId", *_TIMES)
+_GRANT = (
+    "Id", "ParentId", "SobjectType", "PermissionsRead", "PermissionsViewAllRecords",
+    "PermissionsModifyAllRecords", *_TIMES, *(f"Parent.{name}" for name in _SET),
+)  # fmt: skip
+_ASSIGNMENT = (
+    "Id", "AssigneeId", "PermissionSetId", "PermissionSetGroupId", "SystemModstamp",
+    *(f"PermissionSet.{name}" for name in _SET),
+)  # fmt: skip
+_OWN = ("LastCacheUpdate", "PermissionsViewAllData", "PermissionsModifyAllData")
 
 TABLES = (
-    Table("UserPermissionAccess", ("PermissionsViewAllData",), (), _own, first_version=41),
-    Table("ObjectPermissions", _GRANT, _GRANT[:4], _none, first_version=24),
-    Table("PermissionSetAssignment", _ASSIGNMENT, _ASSIGNMENT, _none, first_version=22),
+    Table("UserPermissionAccess", _OWN, (), _own, first_version=41),
+    Table("User", _USER, _USER, _users),
+    Table("PermissionSet", _SET, _SET, _sets, first_version=22),
+    Table("ObjectPermissions", _GRANT, _GRANT, _object_permissions, first_version=24),
+    Table("PermissionSetAssignment", _ASSIGNMENT, _ASSIGNMENT, _assignments, first_version=22),
 )

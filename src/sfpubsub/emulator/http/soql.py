@@ -1,8 +1,8 @@
 """Parses queries for the few objects that are not stored as records, and compares values in memory.
 
-The syntax is that of `org.soql`, without COUNT(), OFFSET and NULLS; conditions are limited to `=`
-and LIKE on strings, joined by AND. Anything else raises Malformed. Strings are compared without
-regard to case. Names of objects and fields are not checked here.
+The syntax is that of `org.soql`, without COUNT(), OFFSET and NULLS; conditions are limited to `=`,
+IN and LIKE on strings and `=` on booleans, joined by AND. Anything else raises Malformed. Strings
+are compared without regard to case. Names of objects and fields are not checked here.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class Condition:
 
     Attributes:
         field: Name of the field, as written.
-        like: Whether the operator is LIKE; otherwise it is `=`.
-        text: The string to compare with, as written between the quotes.
+        like: Whether the operator is LIKE; otherwise it is `=` or IN.
+        texts: The strings to compare with, as written between the quotes; several only for IN.
     """
 
     field: str
     like: bool
-    text: str
+    texts: tuple[str, ...]
 
     def holds(self, value: str) -> bool:
         """Return whether a value meets the condition, without regard to case."""
         if not self.like:
-            return value.casefold() == unescaped(self.text).casefold()
-        return _is_like(value.casefold(), self.text.casefold())
+            return any(value.casefold() == unescaped(text).casefold() for text in self.texts)
+        return _is_like(value.casefold(), self.texts[0].casefold())
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,14 @@ def _conditions(where: soql.Condition | None) -> tuple[Condition, ...]:
         if where.by != "AND":
             raise Malformed(f"unexpected token: {where.by}")
         return tuple(one for item in where.conditions for one in _conditions(item))
-    if where.sign not in ("=", "LIKE"):
+    if where.sign not in ("=", "LIKE", "IN"):
         raise Malformed(f"unexpected token: {where.sign}")
-    value = where.values[0]
-    if value.kind != "text":
-        raise Malformed("a value must be a string in single quotes")
-    return (Condition(where.field, where.sign == "LIKE", value.text),)
+    for value in where.values:
+        is_flag = where.sign == "=" and value.text.lower() in ("true", "false")
+        if value.kind != "text" and not is_flag:
+            raise Malformed("a value must be a string in single quotes")
+    texts = tuple(value.text for value in where.values)
+    return (Condition(where.field, where.sign == "LIKE", texts),)
 
 
 def _is_like(value: str, pattern: str) -> bool:

@@ -92,7 +92,7 @@ class Table:
             attributes["url"] = f"/services/data/v{version}.0/{self.path}/{row['Id']}"
         return {
             "attributes": attributes,
-            **{column: row[column] for column in columns or self.columns},
+            **_nested({column: row[column] for column in columns or self.columns}),
         }
 
     def _column(self, name: str, known: tuple[str, ...]) -> str:
@@ -129,10 +129,22 @@ def unsupported(name: str) -> RestRefused:
     return RestRefused("INVALID_TYPE", f"sObject type '{name[:_SHOWN]}' is not supported.")
 
 
+def _nested(row: Row) -> dict[str, Any]:
+    """Return a row in which fields of a parent, such as `Parent.Name`, are objects of their own."""
+    nested: dict[str, Any] = {}
+    for column, value in row.items():
+        parent, _, name = column.rpartition(".")
+        if parent:
+            nested.setdefault(parent, {})[name] = value
+        else:
+            nested[column] = value
+    return nested
+
+
 def _holds(column: str, condition: soql.Condition, row: Row) -> bool:
     if column == "Id" and not condition.like:  # 15 or 18 characters; case matters
-        given = condition.text
-        return bool(row["Id"] == (eighteen(given) if len(given) == 15 else given))
+        given = {eighteen(text) if len(text) == 15 else text for text in condition.texts}
+        return row["Id"] in given
     return condition.holds(str(row[column]))
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.rights import EVERYTHING, Rights
 from sfpubsub.emulator.org.sessions import eighteen
 from sfpubsub.emulator.org.store import Store
 
@@ -42,7 +43,8 @@ class User:
             cannot sign in with a password.
         active: Whether the user may sign in.
         user_id: The user's 18-character id.
-        view_all: Whether the user sees records that other users own.
+        view_all: Whether the user sees the records of all users, because of View All Data.
+        view_all_of: The objects of which the user sees all records, because of View All.
     """
 
     username: str
@@ -50,6 +52,11 @@ class User:
     active: bool
     user_id: str
     view_all: bool = True
+    view_all_of: frozenset[str] = frozenset()
+
+    def sees_all(self, object_name: str) -> bool:
+        """Return whether the user sees all records of an object."""
+        return self.view_all or object_name in self.view_all_of
 
 
 @dataclass(frozen=True)
@@ -75,10 +82,12 @@ class Accounts:
 
     Args:
         store: The org's store.
+        rights: The users' permissions.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, rights: Rights) -> None:
         self._store = store
+        self._rights = rights
         self._lock = threading.Lock()  # held while several rows change
 
     def fill(self) -> None:
@@ -101,8 +110,8 @@ class Accounts:
             password: The password, followed by the security token if there is one. A new user has
                 none by default.
             active: Whether the user may sign in. True by default for a new user.
-            view_all: Whether the user sees records that other users own. True by default for a new
-                user.
+            view_all: Whether the user's profile grants View All Data, so that the user sees records
+                that other users own. True by default for a new user.
         """
         with self._lock, self._store.transaction():
             (made,) = self._store.rows("SELECT coalesce(max(number), 0) FROM users")
@@ -113,10 +122,7 @@ class Accounts:
                 *(username, password, active, made[0] + 1),
                 *(password, active),
             )
-            if view_all is not None:
-                self._store.run("DELETE FROM limited_users WHERE username = ?", username)
-            if view_all is False:
-                self._store.run("INSERT INTO limited_users VALUES (?)", username)
+            self._rights.set_profile(username, view_all)
 
     def put_app(
         self,
@@ -165,12 +171,13 @@ class Accounts:
             "SELECT username, password, active, number FROM users"
         ):
             if user_id(number) == record_id:
-                return User(name, password, bool(active), record_id, self._sees_all(name))
+                return self._user(name, password, active, number)
         return None
 
-    def _sees_all(self, username: str) -> bool:
-        rows = self._store.rows("SELECT 1 FROM limited_users WHERE username = ?", username)
-        return not rows
+    def _user(self, name: str, password: str, active: int, number: int) -> User:
+        grants = self._rights.grants(name)
+        objects = grants - {EVERYTHING}
+        return User(name, password, bool(active), user_id(number), EVERYTHING in grants, objects)
 
     def user(self, username: str) -> User | None:
         """Return the user with this username, or None if it does not exist. Usernames are
@@ -183,8 +190,7 @@ class Accounts:
         )
         if not rows:
             return None
-        name, password, active, number = rows[0]
-        return User(name, password, bool(active), user_id(number), self._sees_all(name))
+        return self._user(*rows[0])
 
     def holder(self, username: str) -> User:
         """Return the user to whom a token was issued.

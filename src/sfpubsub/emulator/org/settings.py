@@ -15,6 +15,7 @@ from sfpubsub.emulator.faults.refusals import FAILURES, STATUSES
 
 IdleClose = Literal["ok", "error"]
 OldVersions = Literal["refuse", "newest"]
+WithheldEvents = Literal["lost", "kept"]
 StreamingAdvice = Literal["first", "always", "never"]
 
 REPLAY_ID_LENGTHS = (8, 10, 12, 24)
@@ -69,6 +70,18 @@ class Settings:
     """Delay until streams see that a managed subscription was created, or that the Tooling API set
     it to RUN or changed its presets. Minutes on the real service; 0 here so that by default tests
     do not wait.
+    """
+
+    rights_propagation_s: float = 0.0
+    """Delay until streams see that a user lost or gained View All: which change events are
+    delivered depends on the rights of this long ago. Documented: within 10 minutes, without an
+    error; 0 here so that by default tests do not wait.
+    """
+
+    withheld_events: WithheldEvents = "lost"
+    """What becomes of change events that were published while their user lacked View All: once the
+    user has it again, they are not delivered ("lost"), or a stream that starts before them delivers
+    them ("kept"). Not known for the real service; "lost" is the harder case for a client.
     """
 
     token_lifetime_s: float = 0.0
@@ -287,6 +300,7 @@ class Settings:
             ("commit_answer_tip", AnswerTip),
             ("streaming_old_versions", OldVersions),
             ("streaming_advice", StreamingAdvice),
+            ("withheld_events", WithheldEvents),
         ):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(
@@ -335,6 +349,7 @@ _LOWEST: dict[str, float] = {
     "retention_s": 0.001,
     "tip_refresh_s": 0.0,
     "propagation_s": 0.0,
+    "rights_propagation_s": 0.0,
     "token_lifetime_s": 0.0,
     "assertion_s": 0.0,
     "managed_limit": 0,

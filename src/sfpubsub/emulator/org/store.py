@@ -47,8 +47,6 @@ CREATE TABLE IF NOT EXISTS managed (
 CREATE TABLE IF NOT EXISTS users (
     username TEXT PRIMARY KEY, password TEXT NOT NULL, active INTEGER NOT NULL,
     number INTEGER NOT NULL UNIQUE) WITHOUT ROWID;
--- Users who cannot see records that others own.
-CREATE TABLE IF NOT EXISTS limited_users (username TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS apps (
     client_id TEXT PRIMARY KEY, client_secret TEXT NOT NULL, run_as TEXT NOT NULL,
     public_key TEXT NOT NULL) WITHOUT ROWID;

@@ -10,12 +10,14 @@ from sfpubsub.emulator.org.api_calls import ApiCalls
 from sfpubsub.emulator.org.bus import Bus
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.sessions import Cometd
+from sfpubsub.emulator.org.delivery import Delivery
 from sfpubsub.emulator.org.event_channels import EventChannels
 from sfpubsub.emulator.org.lag import CommitHistory
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
 from sfpubsub.emulator.org.open_streams import OpenStreams
 from sfpubsub.emulator.org.records.jobs import Jobs
 from sfpubsub.emulator.org.records.model import Records
+from sfpubsub.emulator.org.rights import Rights
 from sfpubsub.emulator.org.sessions import Sessions
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
@@ -33,6 +35,8 @@ class World:
     faults: FaultPlan
     sessions: Sessions
     accounts: Accounts
+    rights: Rights
+    delivery: Delivery
     sign_in: SignIn
     cometd: Cometd
     streams: OpenStreams

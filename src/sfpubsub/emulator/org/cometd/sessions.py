@@ -19,6 +19,7 @@ from sfpubsub.emulator.org.bus import Bus, Topic
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.channels import Channels
 from sfpubsub.emulator.org.cometd.texts import Refusal
+from sfpubsub.emulator.org.delivery import Delivery
 from sfpubsub.emulator.org.mailbox import Mailbox
 from sfpubsub.emulator.org.settings import Settings
 
@@ -56,6 +57,7 @@ class Session:
     cookie: str
     token: str
     user_id: str
+    username: str
     seen_at: float
     mail: Mailbox[None] | None = None
     """The mailbox of the newest connect message; used to wake the thread that holds it."""
@@ -84,24 +86,34 @@ class CometdSessions:
         channels: Converts events to the format of this API.
         clock: The org's clock.
         settings: Timeouts and limits.
+        delivery: Tells which change events are withheld from a user.
     """
 
-    def __init__(self, bus: Bus, channels: Channels, clock: Clock, settings: Settings) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        channels: Channels,
+        clock: Clock,
+        settings: Settings,
+        delivery: Delivery,
+    ) -> None:
         self._bus = bus
         self._channels = channels
         self._clock = clock
         self._settings = settings
+        self._delivery = delivery
         self._lock = threading.Lock()  # guards the two fields below
         self._sessions: dict[str, Session] = {}
         self.is_stopped: bool = False
         """Whether the emulator is stopping, which ends all pending connect messages."""
 
-    def make(self, token: str, user_id: str, cookie: str) -> Session:
+    def make(self, token: str, user_id: str, username: str, cookie: str) -> Session:
         """Create a session.
 
         Args:
             token: The client's access token.
             user_id: Id of the token's user; blank if the token is the emulator's own.
+            username: Name of the user whose rights apply.
             cookie: The client's cookie; if blank, a new one is generated.
         """
         session = Session(
@@ -109,6 +121,7 @@ class CometdSessions:
             cookie or secrets.token_hex(8),
             token,
             user_id,
+            username,
             self._clock.now(),
         )
         self._bus.bells.listen(BELL, session.wake)
@@ -196,6 +209,9 @@ class CometdSessions:
                 events, _ = self._bus.read(item.topic, item.position, limit)
                 if events:
                     item.position = events[-1].position
+                hidden = self._delivery.hidden(session.username, item.topic)
+                if hidden is not None:
+                    events = [event for event in events if not hidden(event)]
                 self._bus.tally.of_topic(item.topic.name).delivered += len(events)
                 schemas = Counter(event.schema_id for event in events)
                 self._bus.tally.usage.delivered(self._clock.now(), schemas)

@@ -179,14 +179,10 @@ class Reading:
     # Visibility.
 
     def may_see(self, of: SObject, row: Row, user: User) -> bool:
-        """Return whether a user may see a row: any row if `User.view_all` is set, otherwise a row
-        that the user owns or that has no owner.
+        """Return whether a user may see a row: any row with View All, otherwise a row that the user
+        owns or that has no owner.
         """
-        return self.sees_all(user) or row.get("OwnerId", user.user_id) == user.user_id
-
-    def sees_all(self, user: User) -> bool:
-        """Return whether a user may see the records of all users."""
-        return user.view_all
+        return user.sees_all(of.name) or row.get("OwnerId", user.user_id) == user.user_id
 
     def missed(self, record_id: str) -> None:
         """Called when a client requests a record that does not exist or that the client's user may
@@ -283,7 +279,7 @@ class Reading:
         except soql.Malformed as error:
             raise RecordProblem("MALFORMED_QUERY", str(error)) from error
         of = self.table(select.of).of
-        owner = None if self.sees_all(user) else user.user_id
+        owner = None if user.sees_all(of.name) else user.user_id
         return queries.plan(of, select, deleted=deleted, owner=owner)
 
     def page(self, text: str, user: User, size: int, *, deleted: bool = False) -> Page:

@@ -49,8 +49,8 @@ class Org(Protocol):
         ...
 
     def may_see(self, of: SObject, row: Row, user: User) -> bool:
-        """Return whether a user may see a row: any row if `User.view_all` is set, otherwise a row
-        that the user owns or that has no owner.
+        """Return whether a user may see a row: any row with View All, otherwise a row that the user
+        owns or that has no owner.
         """
         ...
 
