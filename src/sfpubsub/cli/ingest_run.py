@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sfpubsub.client.client import PubSubClient
+    from sfpubsub.client.last_confirmed import LastConfirmed
     from sfpubsub.client.subscription import Subscription
     from sfpubsub.spark.ingest.channels import ChannelSubscription
     from sfpubsub.spark.ingest.job import Writer
@@ -262,6 +263,7 @@ class Run:
             read_from,
             write_with,
             sidecars=table.sidecars,
+            last_confirmed=self._last_confirmed(table, source),
             on_progress=wrote,
             on_acked=status.acked,
             on_health=on_health,
@@ -277,6 +279,14 @@ class Run:
                 member.leave()
 
         return Stream(source, job, subscription, _block(subscription, status), finish)
+
+    def _last_confirmed(self, table: _Open, source: Source) -> LastConfirmed | None:
+        from sfpubsub.client.last_confirmed import LastConfirmed
+
+        if source.kind != "managed":
+            return None  # the service rejects a lost position, instead of starting elsewhere
+        stored = table.sidecars.confirmed(source.name)
+        return LastConfirmed(source.name, stored, self._settings.timings)
 
     def _subscribe(
         self, table: _Open, source: Source, member: Member

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sfpubsub.spark.ingest.job import Writer
     from sfpubsub.spark.ingest.result import WriteResult
     from sfpubsub.spark.raw.rows import EventRows
-    from sfpubsub.types import Health
+    from sfpubsub.types import Gap, Health
 
 
 class Subscription(Protocol):
@@ -29,6 +29,10 @@ class Subscription(Protocol):
 
     def health(self) -> Health:
         """Return a snapshot of the subscription's health."""
+        ...
+
+    def report_gap(self, gap: Gap) -> None:
+        """Report a gap that the job found."""
         ...
 
 
@@ -60,6 +64,10 @@ class TracedSubscription:
         health = self._subscription.health()
         self._tracing.settled(health.confirmed)
         return health
+
+    def report_gap(self, gap: Gap) -> None:
+        """Report a gap that the job found."""
+        self._subscription.report_gap(gap)
 
 
 class TracedWriter:

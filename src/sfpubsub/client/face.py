@@ -25,7 +25,7 @@ from sfpubsub.client.handling import (
 )
 from sfpubsub.errors import LocalProtocolError, SfPubSubError, SubscriptionClosedError
 from sfpubsub.stores.quarantine import Quarantine
-from sfpubsub.types import Health
+from sfpubsub.types import Gap, Health
 
 logger = logging.getLogger("sfpubsub.client")
 
@@ -79,6 +79,14 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
     def health(self) -> Health:
         """Return a snapshot of the subscription's state, counts, position and gaps."""
         return self._delivery.health()
+
+    def report_gap(self, gap: Gap) -> None:
+        """Report that events may be missing, if the application found out and the service did not.
+
+        The gap is logged, passed to ``on_gap``, and appears in `health` and in the metrics, like
+        the gaps that the subscription finds.
+        """
+        self._delivery.driver.report_gap(gap)
 
     def pause(self) -> None:
         """Pause deliveries until `resume` is called.

@@ -104,6 +104,15 @@ class Timings:
     subscription fails instead of stalling silently. Beyond ``max_unacked``, only single events are
     requested, to keep the stream open.
     """
+    retention: float = 72 * 3600.0
+    """How long the service keeps an event, and accepts its position (Salesforce documentation,
+    event message durability).
+    """
+    retention_margin: float = 3600.0
+    """A managed subscription's position counts as lost this long before `retention` has passed
+    since the time up to which the service is known to have had it. The margin covers the seconds
+    between a position and its confirmation, and a publisher's clock that is ahead.
+    """
     publish_idle: float = 50.0
     """A PublishStream is closed this long after its last request and reopened for the next event,
     because the service ends an idle stream after 70 s (PublishStream RPC). The difference is a

@@ -17,8 +17,8 @@ Situation: TypeAlias = Literal["silent", "stuck", "retention", "schema", "failed
 
 SITUATIONS: tuple[Situation, ...] = get_args(Situation)
 
-# Seconds for which the service retains events (Salesforce documentation, event message durability).
-RETENTION = 72 * 3600.0
+# Seconds for which the service retains events.
+RETENTION = Timings.retention
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,8 @@ class ReportGap:
     """Report a gap to the application."""
 
     gap: Gap
+    is_raised: bool = False
+    """Whether the gap ends the subscription, so that the error which is raised reports it too."""
 
 
 @dataclass(frozen=True, slots=True)

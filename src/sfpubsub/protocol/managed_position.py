@@ -48,6 +48,8 @@ class ManagedPosition:
         self._commits = Commits(timings)
         self.is_fresh = True
         """Whether no position has been seen on the current stream yet."""
+        self.has_committed = False
+        """Whether a commit was confirmed on the current stream."""
         # Whether a stream that may have begun has ended, and none is known to have begun since.
         self._doubt = False
         self._anchored = False  # whether the service has a position, or begins at EARLIEST
@@ -58,6 +60,7 @@ class ManagedPosition:
     def new_stream(self, stream: int, now: float) -> None:
         """Start a new stream, whose first position will be checked."""
         self.is_fresh = True
+        self.has_committed = False
         self._commits.new_stream(stream, now)
 
     def dropped(self) -> None:
@@ -172,7 +175,7 @@ class ManagedPosition:
         order = self._commits.answered(answer, now)
         if order is None:
             return self._commits.settle_refused()
-        self._anchored = True
+        self._anchored = self.has_committed = True
         self._ledger.confirm(order)
         return self._commits.settle(order)
 

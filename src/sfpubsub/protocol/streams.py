@@ -210,7 +210,7 @@ class Streams:
         self, resume: Resume, error: SfPubSubError, now: float, jitter: float
     ) -> list[Command]:
         gap, go_on = resume.rejected(error.error_code, error.rpc_id)
-        report = self._report(gap)
+        report = self._report(gap, is_raised=not go_on)
         if go_on:
             return [report, *self._apply_verdict(self._retries.moved(error, now, jitter))]
         rejected = ReplayIdRejectedError(
@@ -243,9 +243,9 @@ class Streams:
         settled = [] if self._managed is None else self._managed.settle_all(closed)
         return [*settled, Finish(error)]
 
-    def _report(self, gap: Gap) -> ReportGap:
+    def _report(self, gap: Gap, *, is_raised: bool = False) -> ReportGap:
         self._gaps.append(gap)
-        return ReportGap(gap)
+        return ReportGap(gap, is_raised)
 
     @property
     def _room(self) -> int:

@@ -23,7 +23,7 @@ from sfpubsub.protocol.events import Response
 from sfpubsub.protocol.managed_position import ManagedPosition
 from sfpubsub.protocol.states import ALIVE, Signal, State
 from sfpubsub.protocol.streams import Streams
-from sfpubsub.types import Health, ReplayId
+from sfpubsub.types import Gap, Health, ReplayId
 
 _NEVER = float("inf")
 
@@ -99,6 +99,10 @@ class SubscriptionProtocol(Streams):
         """Start requesting events again."""
         self._held = False
         return self._request_or_reopen(now)
+
+    def report_gap(self, gap: Gap) -> list[Command]:
+        """Report a gap that the application found, like those that this protocol finds."""
+        return [self._report(gap)]
 
     def storable(self) -> ReplayId | None:
         """Return the newest position up to which everything is acked, for the replay store.
@@ -304,6 +308,7 @@ class SubscriptionProtocol(Streams):
             caught_up=intake.caught_up,
             responses=self._responses,
             process_time=None if receipt is None else receipt.process_time,
+            has_committed=self._managed is not None and self._managed.has_committed,
         )
 
 

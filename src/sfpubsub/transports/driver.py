@@ -144,6 +144,10 @@ class StreamDriver(CallDriver[OpenStream]):
         """
         self._apply(self._protocol.acked, first_seq, last_seq)
 
+    def report_gap(self, gap: Gap) -> None:
+        """Report a gap that the application found; it is logged and passed to `on_gap`."""
+        self._apply(lambda _now: self._protocol.report_gap(gap))
+
     def storable(self) -> ReplayId | None:
         """Return the newest position to store; None if it has not changed since the last call."""
         self._check_process()
@@ -236,8 +240,7 @@ class StreamDriver(CallDriver[OpenStream]):
 
     def _tell(self, command: Command) -> None:
         if isinstance(command, ReportGap):
-            # If the gap ends the subscription, the raised error reports it too.
-            logger.log(logging.INFO if self.over else logging.WARNING, "%s", command.gap)
+            logger.log(logging.INFO if command.is_raised else logging.WARNING, "%s", command.gap)
             try:
                 self._on_gap(command.gap)
             except Exception:  # raised by the application; must not end the stream's thread

@@ -63,10 +63,17 @@ class Gap:
     """The service's error code for a rejected position, if it sent one."""
     rpc_id: str | None = None
     """The service's id for the call or response that showed the gap, if known."""
+    entity: str | None = None
+    """API name of the only object whose events may be missing; None if any event may be."""
 
     def __str__(self) -> str:
         known_good = self.after.hex() if self.after else "the start"
         until = self.before.hex() if self.before else "an unknown position"
+        if self.entity is not None:
+            return (
+                f"events of {self.entity} may be missing on {self.subscription} ({self.reason}), "
+                f"from {known_good} to {until}"
+            )
         return (
             f"position lost on {self.subscription} ({self.reason}): events between {known_good} "
             f"and {until} may be missing"
@@ -131,6 +138,10 @@ class Health:
     process_time: int | None = None
     """When the service received the last confirmed commit, by its own clock, in milliseconds since
     the epoch; None if unknown, and always None for a plain subscription.
+    """
+    has_committed: bool = False
+    """Whether the service confirmed a commit on the current stream; always False for a plain
+    subscription.
     """
 
     @property

@@ -24,6 +24,7 @@ from sfpubsub.cli.ingest_report import Report, summary_line
 from sfpubsub.cli.service import OPTIONS
 from sfpubsub.cli.status import read_all
 from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
 from sfpubsub.errors import ConfigurationError, MissingExtraError, WriteError
 from sfpubsub.spark.ingest.job import IngestJob
 from sfpubsub.spark.ingest.progress import Ending, Progress
@@ -282,6 +283,30 @@ def test_on_source_failure_continue_keeps_the_other_sources(run_emulator, tmp_pa
     assert sorted(row["ingest_seq"] for row in rows) == list(range(5))
     channel = [row for row in rows if row["subscription"] == "/topic/Accounts"]
     assert [json.loads(row["payload"])["sobject"]["Name"] for row in channel] == ["0", "1"]
+
+
+@pytest.mark.spark
+def test_a_managed_position_lost_while_the_job_was_down_is_one_gap(run_emulator, tmp_path: Path):
+    """After 80 h down, the service has dropped the committed position and starts elsewhere without
+    an error. The command warns, counts one gap, stores it, and writes the events from there; the
+    next run does not find the gap again.
+    """
+    emulator = run_emulator(settings=EmulatorSettings(keepalive_s=0.3))
+    emulator.publish(TOPIC, orders(3))
+    table = tmp_path / "org"
+    arguments = ["--managed", "My_Managed_Subscription", "--to", str(table), "--once"]
+    assert ingest_from(emulator, *arguments).returncode == 0
+    emulator.publish(TOPIC, orders(1, 3))  # expires before it is received
+    emulator.clock.jump(80 * 3600.0)
+    emulator.publish(TOPIC, orders(2, 4))
+    runs = [ingest_from(emulator, *arguments) for _ in range(2)]
+    assert [done.returncode for done in runs] == [0, 0], runs[0].stderr
+    lines = [json.loads(done.stdout) for done in runs]
+    assert [line["gaps"] for line in lines] == [1, 0]
+    assert [done.stderr.count("(expired)") for done in runs] == [1, 0], runs[0].stderr
+    assert [line["rows"] for line in lines] == [2, 0]
+    (gap,) = (tmp_path / ".org.sfpubsub" / "_gaps").glob("*.json")
+    assert json.loads(gap.read_text())["reason"] == "expired"
 
 
 def jvms_of(mark: str) -> list[int]:

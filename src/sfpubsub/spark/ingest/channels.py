@@ -283,6 +283,10 @@ class ChannelSubscription:
             responses=self._delivered,
         )
 
+    def report_gap(self, gap: Gap) -> None:
+        """Add a gap that the job found. Thread-safe."""
+        self._note(gap)
+
     def _receive(self, timeout: float | None) -> StreamingMessage | None:
         """Return the next message; None on a timeout, a lost connection or a new epoch.
 

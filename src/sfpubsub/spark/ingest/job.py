@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sfpubsub.client.batch import EventBatch
+from sfpubsub.client.last_confirmed import Confirmed, LastConfirmed
 from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError, SubscriptionClosedError
 from sfpubsub.spark.ingest.background import Background
 from sfpubsub.spark.ingest.confirmations import Commit, Unconfirmed
@@ -64,6 +65,10 @@ class Subscription(Protocol):
         """Return the subscription's current state, counts and gaps."""
         ...
 
+    def report_gap(self, gap: Gap) -> None:
+        """Report a gap that the job found, so that `health` contains it."""
+        ...
+
 
 class Writer(Protocol):
     """The part of an `EventWriter` that the ingest loop needs."""
@@ -101,6 +106,10 @@ class SidecarStore(Protocol):
         """Write the pending commits to the log if they are due."""
         ...
 
+    def keep_confirmed(self, subscription: str, confirmed: Confirmed) -> None:
+        """Store the newest confirmed position of a managed subscription durably."""
+        ...
+
 
 @dataclass
 class _Writing:
@@ -121,7 +130,9 @@ class IngestJob:
         subscription: An open subscription with ``ack="manual"``. The job does not close it. After
             its own ``with`` block has drained it, `settle` records what the drain committed.
         writer: Writer of the table.
-        sidecars: Stores gaps and commits; None to store neither.
+        sidecars: Stores gaps, commits and confirmed positions; None to store nothing.
+        last_confirmed: For a managed subscription: what is known about its position. A position
+            that was lost is reported as a gap.
         batch_events: A batch is written once it has at least this many events. Responses are not
             split, so it may have more.
         batch_bytes: A batch is also written once its payloads have at least this many bytes.
@@ -145,6 +156,7 @@ class IngestJob:
         writer: Writer,
         *,
         sidecars: SidecarStore | None = None,
+        last_confirmed: LastConfirmed | None = None,
         batch_events: int = DEFAULT_BATCH_EVENTS,
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         batch_seconds: float = DEFAULT_BATCH_SECONDS,
@@ -159,6 +171,7 @@ class IngestJob:
         self._subscription = subscription
         self._writer = writer
         self._sidecars = sidecars
+        self._last_confirmed = last_confirmed
         self._batch_events = batch_events
         self._batch_bytes = batch_bytes
         self._batch_seconds = batch_seconds
@@ -179,7 +192,8 @@ class IngestJob:
         self._active = 0.0
         self._checked = 0.0
         self._looked = 0.0
-        self._kept_gaps = 0
+        self.kept_gaps: int = 0
+        """Number of the subscription's gaps that are stored. May be read by any thread."""
         self._unconfirmed = Unconfirmed(subscription.name)
         self.progress: Progress = Progress()
         """Counts and position of this run, updated after each write."""
@@ -221,12 +235,14 @@ class IngestJob:
                 raise
 
     def settle(self) -> None:
-        """Record the commits that were confirmed after `run` had returned, during the drain.
+        """Record what was confirmed after `run` had returned, during the drain.
 
         Raises:
-            WriteError: The commits could not be recorded.
+            WriteError: It could not be recorded.
         """
-        self._note_confirmed(self._subscription.health())
+        health = self._subscription.health()
+        self._note_confirmed(health)
+        self._check_position(health, last=True)
 
     def _run(self) -> Summary:
         self._active = self._checked = self._looked = self._clock()
@@ -267,6 +283,7 @@ class IngestJob:
             if not health.has_ended:
                 self._keep_gaps(health.gaps)
             self._note_confirmed(health)
+            self._check_position(health)
             if self._sidecars is not None:
                 self._sidecars.flush_due()
         if self._on_health is not None:
@@ -379,6 +396,8 @@ class IngestJob:
         self.progress = self.progress.after(result, batch.position, seconds)
         if self._sidecars is not None:
             self._unconfirmed.add(self.progress.received, result, batch.position)
+        if self._last_confirmed is not None:
+            self._last_confirmed.acked(self.progress.received, batch.rows.newest_event)
         self._active = self._checked = self._clock()
         if self._on_progress is not None:
             self._on_progress(self.progress)
@@ -388,10 +407,10 @@ class IngestJob:
     # Sidecars.
 
     def _keep_gaps(self, gaps: Sequence[Gap]) -> None:
-        new = gaps[self._kept_gaps :]
+        new = gaps[self.kept_gaps :]
         if new and self._sidecars is not None:
             self._sidecars.keep_gaps(new)
-        self._kept_gaps = len(gaps)
+        self.kept_gaps = len(gaps)
 
     def _keep_gaps_of_a_failure(self, error: SfPubSubError) -> None:
         """Store the gaps after which the job continued, but not the gap that stopped it."""
@@ -407,3 +426,20 @@ class IngestJob:
         commit = self._unconfirmed.confirmed(health.confirmed, health.committed)
         if commit is not None and self._sidecars is not None:
             self._sidecars.keep_commit(commit)
+
+    def _check_position(self, health: Health, *, last: bool = False) -> None:
+        """Report a lost position, and store the time of the newest confirmed one if that is due.
+
+        In this order: after a kill in between, the gap is found again.
+        """
+        known = self._last_confirmed
+        if known is None:
+            return
+        gap = known.observe(health)
+        if gap is not None:
+            self._subscription.report_gap(gap)
+            self._keep_gaps(self._subscription.health().gaps)
+        due = known.due(last=last)
+        if due is not None and self._sidecars is not None:
+            self._sidecars.keep_confirmed(self._subscription.name, due)
+            known.stored(due)

@@ -1,4 +1,4 @@
-"""The five sidecar tables of a raw table: schemas, quarantine, gaps, commits and conflicts.
+"""The sidecar tables of a raw table: schemas, quarantine, gaps, commits, conflicts, confirmed.
 
 Each is a directory of JSON files with one object per line (raw/sidecar_files.py). Their purpose
 determines when they are written:
@@ -10,11 +10,14 @@ determines when they are written:
 - a *commit* is a log line, written after the service's confirmation and never read by a job. A
   killed job loses the last seconds of its log;
 - a *conflict*, an event with the id of another event, is durable before its position can be
-  committed.
+  committed;
+- *confirmed* has one file per managed subscription: its newest confirmed position and the time of
+  that position, which the next job needs to notice that the position was lost
+  (client/last_confirmed.py).
 
 Writing an entry again changes nothing, because its file name is derived from its id or contents.
-Only the log of commits has numbered files. This module makes no decisions about events, and leaves
-file operations to raw/files.py.
+Only the log of commits has numbered files, and only the files of *confirmed* change. This module
+makes no decisions about events, and leaves file operations to raw/files.py.
 """
 
 from __future__ import annotations
@@ -26,13 +29,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from sfpubsub.client.last_confirmed import Confirmed
 from sfpubsub.spark.ingest.confirmations import Commit
 from sfpubsub.spark.ingest.dedupe import Conflict
 from sfpubsub.spark.raw.destination import Destination
@@ -40,6 +44,7 @@ from sfpubsub.spark.raw.files import Files, files_at
 from sfpubsub.spark.raw.sidecar_files import SidecarQuarantine, SidecarSchemas, location_of
 from sfpubsub.spark.raw.sidecar_paths import (
     COMMITS_NAME,
+    CONFIRMED_NAME,
     CONFLICTS_NAME,
     GAPS_NAME,
     QUARANTINE_NAME,
@@ -49,7 +54,7 @@ from sfpubsub.spark.raw.sidecar_paths import (
 from sfpubsub.stores.file_quarantine import FileQuarantine
 from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
-from sfpubsub.types import Gap
+from sfpubsub.types import Gap, ReplayId
 
 # Lines per file of commits, about 0.3 MB: nine files a day with a batch every 10 s, 170 if a
 # backlog is read at two batches per second all day.
@@ -58,6 +63,16 @@ COMMITS_A_FILE = 1000
 # Seconds between writes of the newest file of commits. A killed job may lose up to this many
 # seconds of commits. A write is so rare that its two flushes and 0.3 MB have no measurable cost.
 COMMITS_EVERY = 5.0
+
+
+@dataclass(frozen=True)
+class KeptGap:
+    """A stored gap."""
+
+    name: str
+    """Name of its file, which is unique."""
+    entity: str | None
+    """API name of the only object whose events may be missing; None if any event may be."""
 
 
 class Sidecars:
@@ -177,6 +192,8 @@ class Sidecars:
                 "before": gap.before.hex() if gap.before else None,
                 "error_code": gap.error_code,
             }
+            if gap.entity is not None:
+                record["entity"] = gap.entity
             name = _name_of(record)
             files = self._gaps or self._files(GAPS_NAME)
             if files.read(name) is None:
@@ -184,14 +201,49 @@ class Sidecars:
                 record |= {"rpc_id": gap.rpc_id, "noted_at": self._clock()}
                 files.replace(name, _line(record))
 
-    def gap_names(self) -> list[str]:
-        """Return the names of all stored gaps. A gap that occurs again has the same name.
+    def gaps(self) -> list[KeptGap]:
+        """Return all stored gaps. A gap that occurs again has the same name.
 
         Raises:
-            ConfigurationError: The gaps cannot be listed.
+            ConfigurationError: The gaps cannot be read.
         """
-        names = (self._gaps or self._files(GAPS_NAME)).names()
-        return [name for name in names if name.endswith(".json")]
+        files = self._gaps or self._files(GAPS_NAME)
+        found = []
+        for name in files.names():
+            text = files.read(name) if name.endswith(".json") else None
+            if text is not None:
+                found.append(KeptGap(name, json.loads(text).get("entity")))
+        return found
+
+    def confirmed(self, subscription: str) -> Confirmed | None:
+        """Return the newest confirmed position of a managed subscription, and its time.
+
+        None if nothing is stored.
+
+        Raises:
+            ConfigurationError: The file cannot be read.
+        """
+        text = self._files(CONFIRMED_NAME).read(_name_of({"subscription": subscription}))
+        if text is None:
+            return None
+        record = json.loads(text)
+        return Confirmed(ReplayId.from_hex(record["replay_id"]), float(record["at"]))
+
+    def keep_confirmed(self, subscription: str, confirmed: Confirmed) -> None:
+        """Store the newest confirmed position of a managed subscription, and its time.
+
+        Raises:
+            WriteError: It could not be stored.
+        """
+        record = {
+            "subscription": subscription,
+            "replay_id": confirmed.position.hex(),
+            "at": confirmed.at,
+            "noted_at": self._clock(),
+        }
+        files = self._files(CONFIRMED_NAME)
+        files.make()
+        files.replace(_name_of({"subscription": subscription}), _line(record))
 
     def keep_conflicts(self, rows: pa.Table, conflicts: Sequence[Conflict]) -> None:
         """Durably store events that have the id of another event. Call it before they are acked.

@@ -30,6 +30,7 @@ from sfpubsub.errors import (
     WriteError,
 )
 from sfpubsub.rest import ObjectDescription, OrgReader
+from sfpubsub.spark.ingest.sidecars import KeptGap
 from sfpubsub.spark.mirror import planning
 from sfpubsub.spark.mirror.agenda import Agenda, RequestBackoff
 from sfpubsub.spark.mirror.budget import DAY, Budget
@@ -280,6 +281,8 @@ class Mirror:
         return (
             state.is_anchored
             and state.is_caught_up
+            and not state.has_open_gap
+            and not self._has_new_gap(state.gaps)
             and self._hand.is_through(state.written)
             and self._fetching.is_idle
             and not any(self._hand.entries().values())
@@ -353,24 +356,31 @@ class Mirror:
                 )
             self._ask(name, Reason.ASKED, self._signals.ids(signal))
 
-    def _ask_for_gaps(self, gaps: Sequence[str]) -> bool:
-        """Request a new read of all objects if any of *gaps* has not led to one yet.
+    def _ask_for_gaps(self, gaps: Sequence[KeptGap]) -> bool:
+        """Request a new read of the objects that any of *gaps* concerns and that has not led to one
+        yet: of all objects, or of the one that a gap names.
 
         Returns:
             Whether reads were requested.
         """
-        if set(gaps) == self._gaps:
+        if not self._has_new_gap(gaps):
             return False
         kept = self.tables.queue.gaps()
-        new = [name for name in gaps if name not in kept]
+        new = [gap for gap in gaps if gap.name not in kept]
         if not new:
-            self._gaps = set(gaps)
+            self._gaps = {gap.name for gap in gaps}
             return False
+        named = {gap.entity for gap in new}
         for name in self._objects:
-            self._say(f"{name}: events may be missing, so all records will be reread")
-            self._ask(name, Reason.GAP)
-        self.tables.queue.keep_gaps([*kept, *new])
+            if None in named or name in named:
+                self._say(f"{name}: events may be missing, so all records will be reread")
+                self._ask(name, Reason.GAP)
+        self.tables.queue.keep_gaps([*kept, *(gap.name for gap in new)])
         return True
+
+    def _has_new_gap(self, gaps: Sequence[KeptGap]) -> bool:
+        """Return whether *gaps* contains one that is not known to have led to reads."""
+        return {gap.name for gap in gaps} != self._gaps
 
     def _ask_for_objects(self) -> bool:
         """Request the next read that is due: a first read, or one for new fields or stale formulas.

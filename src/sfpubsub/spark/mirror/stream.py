@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import SparkSession
 
-from sfpubsub.config import WINDOW, Limits
+from sfpubsub.client.last_confirmed import LastConfirmed
+from sfpubsub.config import WINDOW, Limits, Timings
 from sfpubsub.spark.ingest.job import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_BATCH_EVENTS,
@@ -25,7 +26,7 @@ from sfpubsub.spark.ingest.job import (
 )
 from sfpubsub.spark.ingest.positions import TableReplayStore
 from sfpubsub.spark.ingest.progress import Progress
-from sfpubsub.spark.ingest.sidecars import Sidecars
+from sfpubsub.spark.ingest.sidecars import KeptGap, Sidecars
 from sfpubsub.spark.ingest.streams import Watched
 from sfpubsub.spark.ingest.together import Member, SharedWriter
 from sfpubsub.spark.ingest.writer import EventWriter
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
 
 _log = logging.getLogger("sfpubsub.spark")
+
+# Reasons of gaps that are found while the stream already has its position after them.
+_ON_THE_STREAM = frozenset({"expired", "rights", "deselected"})
 
 # Maximum seconds to wait for the current write at the end.
 _JOIN = 60.0
@@ -54,10 +58,12 @@ class StreamState:
     """Whether the service has no more events, and all received events are in the raw table."""
     written: int = 0
     """Number of events received so far; increases with each write."""
-    gaps: tuple[str, ...] = ()
-    """Names of the gaps caused by lost positions, in this process or earlier. The stream has a
-    new position after each of these gaps.
+    gaps: tuple[KeptGap, ...] = ()
+    """The stored gaps of this process and earlier ones. The stream has a new position after each of
+    them.
     """
+    has_open_gap: bool = True
+    """Whether `gaps` may lack one, because the stream is not known to have continued after it."""
     health: Health | None = None
 
 
@@ -113,7 +119,9 @@ class MirrorStream:
         self._error: BaseException | None = None
         self._health: Health | None = None
         self._at_gap: tuple[int, ReplayId | None] = (0, None)
-        self._gaps: tuple[str, ...] | None = None
+        self._gaps: tuple[KeptGap, ...] = ()
+        # Number of the subscription's gaps when `_gaps` was read; -1 before.
+        self._gaps_read = -1
         self._was_anchored = False
 
     def __enter__(self) -> MirrorStream:
@@ -167,10 +175,12 @@ class MirrorStream:
             return StreamState()
         position = self._position(health)
         self._was_anchored = self._was_anchored or position is not None
-        gaps = self._gaps_behind(health, position)
+        is_open = self._has_open_gap(health, position)
         received = job.progress.received
         idle = health.caught_up and not health.pending_count and health.delivered == received
-        return StreamState(self._was_anchored, idle, received, gaps, health)
+        return StreamState(
+            self._was_anchored, idle, received, () if is_open else self._gaps, is_open, health
+        )
 
     def _position(self, health: Health) -> ReplayId | None:
         """Return the durable position after which another process would continue.
@@ -181,23 +191,23 @@ class MirrorStream:
             return self._writer.positions.get(self._source.name)
         return health.committed
 
-    def _gaps_behind(self, health: Health, position: ReplayId | None) -> tuple[str, ...]:
-        """Return the names of all recorded gaps, once the stream has continued after the last one.
-
-        Before that, return an empty tuple.
-        """
-        seen, at = self._at_gap
-        if len(health.gaps) > seen:
-            self._at_gap, self._gaps = (len(health.gaps), position), None
-            return ()
+    def _has_open_gap(self, health: Health, position: ReplayId | None) -> bool:
+        """Return whether the stream has yet to continue after a gap; if not, update `_gaps`."""
+        count, (seen, at) = len(health.gaps), self._at_gap
+        lost = sum(gap.reason not in _ON_THE_STREAM for gap in health.gaps)
+        if lost > seen:
+            self._at_gap = (lost, position)
+            return True
         if seen:
             is_behind = position is not None and position != at
         # Gaps of an earlier process are resolved once the service accepts the table's position.
         else:
             is_behind = health.last_position is not None
-        if self._gaps is None and is_behind:
-            self._gaps = tuple(self._sidecars.gap_names())
-        return self._gaps or ()
+        if not is_behind or self.job.kept_gaps < count:
+            return True
+        if self._gaps_read != count:
+            self._gaps, self._gaps_read = tuple(self._sidecars.gaps()), count
+        return False
 
     def _open(self, opened: ExitStack) -> None:
         self._sidecars = sidecars = Sidecars(self._spark, self._table)
@@ -235,6 +245,9 @@ class MirrorStream:
             self._subscription,
             self._member,
             sidecars=sidecars,
+            last_confirmed=None
+            if keeps
+            else LastConfirmed(self._source.name, sidecars.confirmed(self._source.name), Timings()),
             on_progress=self._on_progress,
             on_acked=self._on_acked,
             on_health=self._note_health,

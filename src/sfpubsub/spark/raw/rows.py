@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME
 from sfpubsub.client.batch import Event
@@ -186,6 +187,10 @@ class EventRows:
         """Position to store with these events. `extend` sets it to that of the last event."""
         self.bytes: int = 0
         """Total size of the payloads, in bytes."""
+        self.newest_event: float | None = None
+        """Time of the newest event by its own timestamp, in seconds since the epoch; None if
+        unknown. Complete only after `table` was called.
+        """
         self._pieces: list[pa.Table] = []
         self._events: list[Event] = []
         self._received: list[float] = []
@@ -226,6 +231,9 @@ class EventRows:
     def _cut(self) -> None:
         start = self._count - len(self._events)
         table, bad = read_table(self._events, self._received, 0)
+        newest = pc.max(table["event_time"]).cast(pa.int64()).as_py()
+        if newest is not None:
+            self.newest_event = max(self.newest_event or 0.0, newest / 1_000_000)
         self._pieces.append(table)
         self.undecodable += [(start + place, row) for place, row in bad]
         self._events, self._received = [], []

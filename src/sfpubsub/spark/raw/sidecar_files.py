@@ -31,7 +31,7 @@ COLUMNS = {
     ),
     "gaps": (
         "subscription STRING, reason STRING, after STRING, before STRING, error_code STRING, "
-        "rpc_id STRING, noted_at DOUBLE"
+        "rpc_id STRING, entity STRING, noted_at DOUBLE"
     ),
     "commits": (
         "run STRING, subscription STRING, replay_id STRING, noted_at DOUBLE, received BIGINT, "
@@ -42,6 +42,7 @@ COLUMNS = {
         "subscription STRING, topic STRING, event_id STRING, schema_id STRING, replay_id STRING, "
         "payload STRING, stored_replay_id STRING, stored_seq BIGINT, noted_at DOUBLE"
     ),
+    "confirmed": "subscription STRING, replay_id STRING, at DOUBLE, noted_at DOUBLE",
 }
 
 
@@ -51,7 +52,8 @@ def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame
     Args:
         spark: Any Spark session.
         table: Path or URL of the raw table, or the name of a catalog table.
-        name: ``schemas``, ``quarantine``, ``gaps``, ``commits`` or ``conflicts``.
+        name: ``schemas``, ``quarantine``, ``gaps``, ``commits``, ``conflicts`` or
+            ``confirmed``.
 
     Raises:
         ConfigurationError: *name* is not the name of a sidecar, *table* is not valid, or its

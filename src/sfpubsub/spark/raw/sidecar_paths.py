@@ -30,7 +30,15 @@ QUARANTINE_NAME = "_quarantine"
 GAPS_NAME = "_gaps"
 COMMITS_NAME = "_commits"
 CONFLICTS_NAME = "_conflicts"
-SIDECARS = (SCHEMAS_NAME, QUARANTINE_NAME, GAPS_NAME, COMMITS_NAME, CONFLICTS_NAME)
+CONFIRMED_NAME = "_confirmed"
+SIDECARS = (
+    SCHEMAS_NAME,
+    QUARANTINE_NAME,
+    GAPS_NAME,
+    COMMITS_NAME,
+    CONFLICTS_NAME,
+    CONFIRMED_NAME,
+)
 
 # Cache of a writer's dedupe keys (ingest/key_window.py).
 KEYS_NAME = "_keys"
