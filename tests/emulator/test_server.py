@@ -52,6 +52,35 @@ def test_restart_keeps_everything(tmp_path):
         client.close()
 
 
+def test_a_refreshed_org_has_another_id(tmp_path):
+    """With another org id, a directory becomes a refreshed sandbox: the records are the same; the
+    events and their replay ids, the committed position and the tokens are gone.
+    """
+    with EmulatorServer(tmp_path, org_id="00DSB0000000007") as first:
+        assert first.tenant_id.startswith("00DSB0000000007")
+        record = first.records.create("Account", {"Name": "one"}, first.accounts.holder(""))
+        (event,) = first.publish(ORDERS, orders(1))
+        first.managed.commit(first.managed.get(MANAGED).subscription_id, first.bus.tip())
+        token = first.access_token
+    with EmulatorServer(tmp_path) as same:
+        assert (same.tenant_id, same.access_token) == (first.tenant_id, token)
+    with EmulatorServer(tmp_path, org_id="00DSB0000000008") as second:
+        assert second.tenant_id.startswith("00DSB0000000008")
+        assert second.access_token.startswith("00DSB0000000008!")
+        assert second.records.get("Account", record)["Name"] == "one"
+        assert second.managed.get(MANAGED).committed is None
+        client = Client(second.grpc_target, second.metadata)
+        refused = {"replay_preset": pb.CUSTOM, "replay_id": event.replay_id}
+        assert client.subscribe(**refused).refusal() == "subscription.fetch.replayid.corrupted"
+        assert client.subscribe().silent()
+        client.close()
+        old = Client(second.grpc_target, first.metadata)
+        assert old.subscribe().refusal() == "service.auth.error"
+        old.close()
+    with pytest.raises(EmulatorProblem, match="15 characters"):
+        EmulatorServer(tmp_path, org_id="00D")
+
+
 def test_kill_loses_no_acknowledged_events(spawn):
     """After `kill -9`, the next process still has every acknowledged publish and commit.
 

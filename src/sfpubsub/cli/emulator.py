@@ -101,6 +101,12 @@ class _Commands(click.Group):
     "0.0.0.0. PORT is the HTTP port that clients use, if it differs from --http-port.",
 )
 @click.option(
+    "--org-id",
+    metavar="ID",
+    help="15-character id of the org. With a data directory of another org: a refreshed sandbox, "
+    "which keeps its records and loses its events, positions and tokens.",
+)
+@click.option(
     "--ready-file",
     type=click.Path(path_type=Path),
     help="File to which the JSON line printed at startup is also written; removed at exit.",
@@ -127,6 +133,7 @@ def emulator(
     tls: bool,
     tls_names: tuple[str, ...],
     advertise: str | None,
+    org_id: str | None,
     ready_file: Path | None,
     seed: Path | None,
     until_stdin_closes: bool,
@@ -163,6 +170,7 @@ def emulator(
             tls=tls,
             tls_names=tls_names,
             advertise=advertise,
+            org_id=org_id,
             seed=seed,
         )
         with server, _ready_file(ready_file, json.dumps(_ready(server))):

@@ -46,7 +46,7 @@ from sfpubsub.emulator.org.records.late import LateEvents
 from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.rights import Rights
 from sfpubsub.emulator.org.schemas import Schema
-from sfpubsub.emulator.org.sessions import Sessions
+from sfpubsub.emulator.org.sessions import ORG_ID, Sessions
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
 from sfpubsub.emulator.org.world import World
@@ -98,6 +98,9 @@ class EmulatorServer:
         advertise: The host announced to clients, if it differs from `host`: for a container, its
             name in the network. If a port is included, as in `localhost:8443`, it is the HTTP port
             that clients use.
+        org_id: 15-character id of the org. A directory of another org becomes that of a refreshed
+            sandbox: it keeps its records, and loses its events, their replay ids, the committed
+            positions and all tokens. None keeps the id of the directory, or uses that of the seed.
         settings: Times, limits and behaviours; they replace the seed's settings completely. None
             uses the settings of the seed or, without a seed, the defaults.
         seed: A loaded seed, or the path of a seed file. An existing directory is updated to match
@@ -136,6 +139,7 @@ class EmulatorServer:
         tls: bool = False,
         tls_names: Sequence[str] = (),
         advertise: str | None = None,
+        org_id: str | None = None,
         settings: Settings | None = None,
         seed: seeds.Seed | str | os.PathLike[str] | None = None,
         faults: FaultPlan | None = None,
@@ -162,18 +166,28 @@ class EmulatorServer:
             os.close(self._lock_file)
             raise
         try:
-            self._build(seed)
+            self._build(seed, org_id)
         except BaseException:
             self.stop()
             raise
 
-    def _build(self, seed: seeds.Seed | None) -> None:
+    def _build(self, seed: seeds.Seed | None, org_id: str | None) -> None:
         store = self._store
         fresh = not store.meta("org_id")
+        if org_id is not None and not ORG_ID.fullmatch(org_id):
+            raise EmulatorProblem(
+                f"{org_id!r} is not the id of an org: use 15 characters that begin with 00D"
+            )
+        refreshed = not fresh and org_id not in (None, store.meta("org_id"))
         if seed is None and fresh:
             seed = seeds.load(seeds.DEFAULT_SEED)
-        if seed is not None and fresh and seed.org_id:
+        if org_id is not None:
+            store.set_meta("org_id", org_id)
+        elif seed is not None and fresh and seed.org_id:
             store.set_meta("org_id", seed.org_id)
+        if refreshed:
+            store.run("DELETE FROM access_tokens")
+            store.run("UPDATE managed SET committed = NULL")
         self._streams = OpenStreams()
         self._api_calls = ApiCalls(self.settings.daily_api_requests)
         self._sessions = Sessions(store, self.clock, self.settings)
@@ -181,6 +195,8 @@ class EmulatorServer:
         self.rights: Rights = Rights(store, self.clock)
         self.accounts: Accounts = Accounts(store, self.rights)
         self.bus: Bus = Bus(store, self.clock, self.settings, self._sessions.tenant)
+        if refreshed:
+            self.bus.reset()
         channels = Channels(store, self.bus, self.clock, self.settings)
         self._delivery = Delivery(self.bus, self.rights, self.clock, self.settings)
         self.cometd: Cometd = Cometd(

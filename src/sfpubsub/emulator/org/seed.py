@@ -71,6 +71,7 @@ from sfpubsub.emulator.org.problems import EmulatorProblem, SeedError
 from sfpubsub.emulator.org.records.fields import SObject
 from sfpubsub.emulator.org.records.schemas import change_schema
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
+from sfpubsub.emulator.org.sessions import ORG_ID
 from sfpubsub.emulator.org.settings import Settings
 
 DEFAULT_SEED = Path(__file__).with_name("default_seed.toml")
@@ -78,7 +79,6 @@ DEFAULT_SEED = Path(__file__).with_name("default_seed.toml")
 
 _TOPIC_NAME = re.compile(r"/(event|data)/\w+")
 _DEVELOPER_NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
-_ORG_ID = re.compile(r"00D\w{12}")
 
 # Types of a table's required keys, and of its optional keys.
 _TABLES: dict[str, tuple[dict[str, type], dict[str, type]]] = {
@@ -345,7 +345,7 @@ class _Reader:
         if not isinstance(org, dict) or set(org) - {"id"}:
             raise self._error("[org] may contain only the key id", 'write id = "00D…"')
         org_id = org.get("id", "")
-        if org_id and not (isinstance(org_id, str) and _ORG_ID.fullmatch(org_id)):
+        if org_id and not (isinstance(org_id, str) and ORG_ID.fullmatch(org_id)):
             raise self._error(
                 f"[org]: {org_id!r} is not a valid id", "write 15 characters that begin with 00D"
             )

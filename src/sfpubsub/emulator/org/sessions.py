@@ -21,6 +21,9 @@ from sfpubsub.emulator.org.store import Store
 DEFAULT_ORG_ID = "00DSB0000000001"
 """15-character id of the emulated org; SB stands for sandbox."""
 
+ORG_ID: re.Pattern[str] = re.compile(r"00D\w{12}", re.ASCII)
+"""The form of a 15-character id of an org."""
+
 _SUFFIX_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"
 _TENANT_PATH = re.compile(r"core/[^/]+/(\w+)", re.IGNORECASE)
 _INSTANCE_URL = re.compile(r"https?://[^/\s]+/?")
