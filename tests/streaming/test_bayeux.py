@@ -8,7 +8,7 @@ import pytest
 
 from sfpubsub import errors
 from sfpubsub.streaming import BayeuxError, StreamingMessage
-from sfpubsub.streaming.bayeux import advice_of, sorted_out
+from sfpubsub.streaming.bayeux import advice_of, masked, sorted_out
 from sfpubsub.streaming.failures import Next, concerns_session, error_for, what_next
 
 BUSY = "503::Server is too busy. Please try your request again later."
@@ -109,6 +109,16 @@ def test_an_answer_that_is_not_a_list_of_messages_is_retryable(answer):
     found = sorted_out(answer)
     assert type(found) is errors.RemoteProtocolError
     assert found.retryable
+
+
+def test_a_secret_is_masked_in_all_texts_of_a_reply():
+    """A secret is replaced in all texts of a reply, however deep, and nothing else is changed."""
+    reply = {"error": "403::no: key", "ext": [{"key": "a key"}, 5, None], "successful": False}
+    assert masked(reply, "key") == {
+        "error": "403::no: ***",
+        "ext": [{"key": "a ***"}, 5, None],
+        "successful": False,
+    }
 
 
 ERRORS = [

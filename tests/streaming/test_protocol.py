@@ -105,6 +105,18 @@ def test_opening_renews_a_token_that_has_expired_once():
     assert type(script.outcome("open")) is AuthenticationError
 
 
+@pytest.mark.parametrize("advised", ["retry", "handshake"])
+def test_a_handshake_refused_for_its_token_renews_it_despite_other_advice(advised):
+    """A handshake refused with a 401 renews the token, even if the server advises to repeat it."""
+    script = Script()
+    script.open()
+    script.refuse(ASK, "401::Request requires authentication", advised)
+    assert script.renewals == 1
+    script.confirm(ASK)
+    script.confirm(POLL)
+    assert script.outcome("open") == "done"
+
+
 # Polling.
 
 
@@ -736,6 +748,28 @@ def test_an_invalid_answer_to_a_cancelled_request_is_ignored():
     before = script.protocol._next_at
     script.answer(POLL, "nonsense")
     assert script.protocol._next_at == before
+
+
+def test_a_response_that_is_never_readable_stops_the_client():
+    """If three held connects in a row cannot be read, the client stops with an error.
+
+    A connect that is answered well in between starts the count again.
+    """
+    unreadable = RemoteProtocolError("the server sent invalid JSON", retryable=True)
+    script = Script(connection_timeout=None).connected(TOPIC)
+    for good in (True, False):
+        for _ in range(2):
+            script.fail(POLL, unreadable)
+            script.reconnect()
+            script.confirm(ASK)
+        if good:
+            script.confirm(POLL)
+    assert script.errors == []
+    script.fail(POLL, unreadable)
+    (error,) = script.errors
+    assert type(error) is RemoteProtocolError
+    assert error.__cause__ is unreadable
+    assert script.protocol.over
 
 
 def test_a_sign_in_may_take_longer_than_a_request():

@@ -23,6 +23,7 @@ from sfpubsub.client.options import ClientOptions, SubscribeOptions
 from sfpubsub.client.publishing import Outbound, ReceiptT, Topics
 from sfpubsub.config import PublishLimits, Timings
 from sfpubsub.errors import LocalProtocolError, SessionExpiredError
+from sfpubsub.process import CreatorProcess
 from sfpubsub.protocol.publishing import PublishProtocol
 from sfpubsub.protocol.subscription import SubscriptionProtocol
 from sfpubsub.stores.replay_store import AnyStore
@@ -31,7 +32,6 @@ from sfpubsub.transports.base import Headers, Target
 from sfpubsub.transports.calls import CallDriver
 from sfpubsub.transports.channel import GrpcTransport, open_channel
 from sfpubsub.transports.driver import StreamDriver
-from sfpubsub.transports.process import CreatorProcess
 from sfpubsub.transports.publish_driver import PublishDriver
 from sfpubsub.types import (
     PublishResult,

@@ -65,6 +65,7 @@ class AsyncStreamingClient(StreamingBase):
 
     async def push(self, channel: str, payload: str, user_ids: Sequence[str] = ()) -> int:
         """Push a generic event through REST, like `StreamingClient.push`. Runs in a thread."""
+        self._check_process()
         push = partial(self._channels.push, channel, payload, user_ids)
         return await in_thread("sfpubsub-push", push)
 

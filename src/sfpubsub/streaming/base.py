@@ -29,6 +29,7 @@ from sfpubsub.errors import (
     RemoteProtocolError,
     SfPubSubError,
 )
+from sfpubsub.process import CreatorProcess
 from sfpubsub.stores.replay_store import is_async
 from sfpubsub.streaming import positions
 from sfpubsub.streaming.bayeux import Call, StreamingMessage
@@ -97,6 +98,7 @@ class StreamingBase:
             transport = LongPolling(http, f"/cometd/{api_version}", sessions, json_loads)
             return StreamingDriver(protocol, transport, on_gap or (lambda _gap: None))
 
+        self._home = CreatorProcess()
         self._new_driver = new_driver
         self._driver = new_driver()  # never started; each `open` replaces it
 
@@ -160,7 +162,11 @@ class StreamingBase:
 
     # The operations of both clients.
 
+    def _check_process(self) -> None:
+        self._home.check("the streaming client")
+
     async def _open(self) -> None:
+        self._check_process()
         if not self.closed:
             raise LocalProtocolError("the client is already open")
         self._driver = self._new_driver()
@@ -168,6 +174,7 @@ class StreamingBase:
         await self._ask(self._driver.protocol.open)
 
     async def _subscribe(self, channel: str, replay: positions.ReplayStart | None) -> None:
+        self._check_process()
         start, resumes = replay, False
         if replay is None and self.replay_store is not None:
             start, resumes = await self._stored(partial(self.replay_store.get, channel)), True
@@ -176,6 +183,7 @@ class StreamingBase:
         await self._ask(partial(subscribe, rewind=replay is not None, resumes=resumes))
 
     async def _unsubscribe(self, channel: str) -> None:
+        self._check_process()
         await self._ask(partial(self._driver.protocol.channels.unsubscribe, channel))
 
     async def _ask(self, input_: Callable[[Call], None]) -> None:
@@ -206,6 +214,7 @@ class StreamingBase:
         return message
 
     async def _next(self, timeout: float | None = None) -> StreamingMessage | None:
+        self._check_process()
         driver, pending = self._driver, self._driver.pending
         if not pending and not driver.over:
             pending.report_room()
@@ -228,6 +237,7 @@ class StreamingBase:
         return iter(()) if self._auto_acks else self._driver.pending.messages()
 
     async def _ack(self, message: StreamingMessage) -> None:
+        self._check_process()
         name, number = message.subscription, message.replay_id
         if number is None:
             raise RemoteProtocolError(f"an event of {name} has no replay id: it cannot be acked")

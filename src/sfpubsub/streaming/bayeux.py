@@ -212,6 +212,15 @@ def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
     return events, replies
 
 
+def masked(value: Any, secret: str) -> Any:
+    """Return a JSON value with *secret* replaced by ``***`` in all texts, except keys."""
+    if isinstance(value, str):
+        return value.replace(secret, "***")
+    if isinstance(value, dict):
+        return {key: masked(item, secret) for key, item in value.items()}
+    return [masked(item, secret) for item in value] if isinstance(value, list) else value
+
+
 def broken(what: str) -> RemoteProtocolError:
     """Return the error for a response that is not valid Bayeux.
 

@@ -65,7 +65,8 @@ class StreamingClient(StreamingBase):
         """Disconnect from the server, and wait up to ``Pace.close`` seconds (5 by default) for each
         of the client's three threads.
 
-        Messages that were already fetched can still be received.
+        Messages that were already fetched can still be received. In a forked child, this does
+        nothing: the connections are the parent's.
         """
         self._driver.close()
 
@@ -158,6 +159,7 @@ class StreamingClient(StreamingBase):
             TopicNotFoundError: The generic channel does not exist.
             SfPubSubError: As raised by `sfpubsub.auth.rest.OrgClient`.
         """
+        self._check_process()
         return self._channels.push(channel, payload, user_ids)
 
     def __iter__(self) -> Iterator[StreamingMessage]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sfpubsub.errors import LocalProtocolError, StreamUnavailableError
+from sfpubsub.process import CreatorProcess
 from sfpubsub.streaming.bayeux import Command, Cut, Lane, Send
 from sfpubsub.streaming.protocol import StreamingProtocol
 from sfpubsub.streaming.transport import LongPolling
@@ -44,6 +45,7 @@ class StreamingDriver:
         """Whether the driver has ended, or has not started yet."""
         self._transport = transport
         self._on_gap = on_gap
+        self._home = CreatorProcess()
         lock = threading.RLock()  # serialises the protocol and its commands
         self._news = threading.Condition(lock)
         self._alarm = threading.Condition(lock)  # wakes the thread for deadlines
@@ -103,7 +105,12 @@ class StreamingDriver:
             self._news.wait_for(condition, timeout)
 
     def close(self) -> None:
-        """Disconnect from the server, and wait up to `Pace.close` seconds for each thread."""
+        """Disconnect from the server, and wait up to `Pace.close` seconds for each thread.
+
+        Does nothing in a forked child, whose parent still uses the connections.
+        """
+        if not self._home.is_current:
+            return
         self.step(self.protocol.close)
         for thread in self._threads:
             thread.join(self.protocol.pace.close)

@@ -1,7 +1,8 @@
 """Start positions of channels, and the form in which positions are stored.
 
-Positions of the Streaming API are numbers. They are stored as eight-byte `ReplayId` objects, the
-form that the Pub/Sub API uses for the same numbers, so every replay store works for both APIs.
+Positions of the Streaming API are numbers. They are stored as `ReplayId` objects of eight bytes, so
+every replay store works for both APIs. A position belongs to one of them: those of the Pub/Sub API
+are opaque, and have ten bytes.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
         return NEW_EVENTS if found.preset is ReplayPreset.LATEST else ALL_EVENTS
     if len(bytes(found.replay_id)) != _BYTES:
         raise ConfigurationError(
-            f"the position of {channel} is not a position of the Streaming API: use another store "
-            f"or start position"
+            f"the position {found.replay_id.hex()} of {channel} is not a position of the Streaming "
+            f"API, whose positions have {_BYTES} bytes: it was stored by PubSubClient, the client "
+            f"of the Pub/Sub API; give this client a store of its own, or pass a start position"
         )
     return int.from_bytes(bytes(found.replay_id), "big")
 

@@ -28,6 +28,11 @@ from sfpubsub.streaming.subscriptions import Subscriptions
 
 logger = logging.getLogger("sfpubsub.streaming")
 
+# Held connects in a row, each in a new session, that may be answered with something unreadable.
+# After that, the client stops: a new session resumes at the same position, so the same response
+# would come for ever. A proxy's error page rarely comes three times between good handshakes.
+_UNREADABLE = 3
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -96,6 +101,7 @@ class StreamingProtocol:
     _next_at: float = inf  # when the next handshake or connect may be sent
     _refused: Any = None  # the last session that was refused, if any
     _refused_at: float = -inf  # when that was; reset once a new session has worked
+    _unreadable: int = 0  # held connects in a row whose response could not be read
     # The current outage.
     _trouble: errors.SfPubSubError | None = None  # the last failure
     _report_at: float = inf  # when to report to the application
@@ -161,7 +167,7 @@ class StreamingProtocol:
         # its subscribe reply.
         if not request.is_cut:
             if isinstance(outcome, errors.SfPubSubError):
-                self._fail(outcome)
+                self._fail(self._judged(request, outcome))
             elif any(channel == bayeux.DISCONNECT for channel, _ in replies):
                 # The replies belong to the ended session.
                 error = errors.StreamUnavailableError("the server ended the session")
@@ -308,6 +314,7 @@ class StreamingProtocol:
             logger.info("connected to the Streaming API")
         else:
             self._refused_at = -inf  # the token works: a held connect was answered
+            self._unreadable = 0
         # A server can end the session although the connect succeeded.
         if bayeux.advice_of(reply).get("reconnect") in ("handshake", "none"):
             self._refuse("the next connect", BayeuxError(reply), request)
@@ -316,6 +323,9 @@ class StreamingProtocol:
 
     def _refuse(self, what: str, refusal: BayeuxError, request: Send) -> None:
         error, step = error_for(what, refusal), what_next(refusal)
+        if what == bayeux.HANDSHAKE and isinstance(error, errors.SessionExpiredError):
+            # Whatever the server advises, repeating the handshake with this token is useless.
+            step = Next.RENEW
         if step is Next.RENEW:
             if self._now < self._refused_at + self.pace.renewed:
                 step, cause = Next.STOP, error
@@ -323,6 +333,23 @@ class StreamingProtocol:
                 error.__cause__ = cause
             self._refused, self._refused_at = request.session, self._now
         self._fail(error, step)
+
+    def _judged(self, request: Send, error: errors.SfPubSubError) -> errors.SfPubSubError:
+        """Return the failure of a request, as an error that stops the client if a response cannot
+        be read again and again.
+        """
+        is_held = request.lane is Lane.POLL and self._connected_at is not None
+        if not is_held or not isinstance(error, errors.RemoteProtocolError):
+            return error
+        self._unreadable += 1
+        if self._unreadable < _UNREADABLE:
+            return error
+        final = errors.RemoteProtocolError(
+            f"{error}, in {self._unreadable} sessions in a row: subscribe after the event that "
+            f"cannot be read, and report it to Salesforce"
+        )
+        final.__cause__ = error
+        return final
 
     def _fail(self, error: errors.SfPubSubError, step: Next | None = None) -> None:
         """Recover from a failure, or stop.

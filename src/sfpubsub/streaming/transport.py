@@ -48,20 +48,29 @@ class LongPolling:
         """
         try:
             request.session = self._sessions.get_session(request.refused)
-            text = self._post(request)
+            body = self._post(request)
             try:
-                return bayeux.sorted_out(self._loads(text))
-            except ValueError:
-                return bayeux.broken(
-                    "HTML instead of JSON" if text.lstrip()[:1] == "<" else "invalid JSON"
-                )
+                # Strict: a letter that cannot be decoded must not be replaced in an event.
+                found = bayeux.sorted_out(self._loads(body.decode("utf-8")))
+            except ValueError as error:  # includes UnicodeDecodeError
+                what = "invalid JSON"
+                if body.lstrip()[:1] == b"<":
+                    what = "HTML instead of JSON"
+                elif isinstance(error, UnicodeDecodeError):
+                    what = f"text that is not UTF-8, at byte {error.start}"
+                return bayeux.broken(what)
+            if isinstance(found, SfPubSubError):
+                return found
+            # If a server echoes the token in a reply, it must not reach logs and errors. Events
+            # are never shown there, and remain as they are.
+            return found[0], bayeux.masked(found[1], request.session.access_token)
         except SfPubSubError as error:
             return error
         except Exception as error:  # noqa: BLE001  # the application's json_loads may raise anything
             # The exception's text may quote the response or the request.
             return RemoteProtocolError(f"a response could not be read: {type(error).__name__}")
 
-    def _post(self, request: Send) -> str:
+    def _post(self, request: Send) -> bytes:
         session, connection = request.session, self.connections[request.lane]
         connection.ready()
         if request.is_cut:  # checked as late as possible: from here on, `cut` breaks the connection
@@ -79,5 +88,4 @@ class LongPolling:
                 f"{answer.host} answered {answer!r} instead of a Bayeux response: it is down, or a "
                 f"proxy answers in its place"
             )
-        # If a server echoes the token, it must not reach logs and errors.
-        return answer.body.decode("utf-8", "replace").replace(session.access_token, "***")
+        return answer.body

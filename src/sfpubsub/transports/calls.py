@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from sfpubsub.errors import SfPubSubError, StreamError
+from sfpubsub.process import CreatorProcess
 from sfpubsub.protocol.commands import (
     CancelStream,
     Command,
@@ -38,7 +39,6 @@ from sfpubsub.protocol.events import Failure, FailureKind
 from sfpubsub.transports.alarm import AlarmClock, Clock, Reminder
 from sfpubsub.transports.base import Call, Headers
 from sfpubsub.transports.mailbox import Mailbox
-from sfpubsub.transports.process import CreatorProcess
 
 logger = logging.getLogger("sfpubsub.transport")
 

@@ -1,4 +1,4 @@
-"""Detect use after a fork: a forked child has copies of all objects, but not their threads."""
+"""Detects use after a fork: a forked child has copies of all objects, but not their threads."""
 
 from __future__ import annotations
 

@@ -1,0 +1,174 @@
+"""Tests of the streaming clients at their edges: broken responses, forks, foreign positions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sfpubsub.auth.session import Session
+from sfpubsub.errors import ConfigurationError, RemoteProtocolError
+from sfpubsub.stores.file_replay_store import FileReplayStore
+
+from ..cli.test_cli import environment
+from ..conftest import PATIENCE, wait_for_exit
+from .conftest import TOPIC, numbered
+from .faces import QUICK
+from .fake import TOKEN, fake_bayeux
+
+NEWS = "/u/News"
+
+
+def news(text: str, replay_id: int = 1) -> dict:
+    return {"channel": NEWS, "data": {"event": {"replayId": replay_id}, "payload": text}}
+
+
+def test_broken_utf_8_is_an_error(face):
+    """An event whose bytes are not UTF-8 is never delivered with replaced letters.
+
+    If the same is sent in one session after another, the client ends with an error that says so.
+    """
+    broken = json.dumps([news("Zo@")]).encode()[:-1].replace(b"@", b"\xff") + b",@reply]"
+    with fake_bayeux() as fake:
+        fake.held = lambda: broken
+        client = face(fake.session, NEWS, replay=-2, pace=QUICK)
+        with pytest.raises(RemoteProtocolError, match="UTF-8"):
+            client.receive(PATIENCE)
+        assert client.closed
+
+
+def test_one_unreadable_response_is_survived(face):
+    """A response that cannot be read, once, is an interruption: the events are fetched again."""
+    with fake_bayeux() as fake:
+        fake.polls.put(b"\xff\xfe")
+        fake.polls.put(b"<html>the proxy is restarting</html>")
+        fake.polls.put([news("text")])
+        fake.polls.put(b"\xff\xfe")
+        fake.polls.put(b"[1")
+        fake.polls.put([news("more", 2)])
+        client = face(fake.session, NEWS, replay=-2, pace=QUICK)
+        assert [item.payload for item in client.collect(2)] == ["text", "more"]
+
+
+def test_a_payload_that_contains_the_token_is_unchanged(face):
+    """Masking the token in the server's replies never alters an event."""
+    with fake_bayeux() as fake:
+        fake.polls.put([news(f"the token is {TOKEN}")])
+        client = face(fake.session, NEWS, replay=-2, pace=QUICK)
+        assert client.collect(1)[0].payload == f"the token is {TOKEN}"
+
+
+class Renewing:
+    """A session provider that counts renewals."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.renewals = 0
+
+    def get_session(self, expired: Session | None) -> Session:
+        if expired is not None:
+            self.renewals += 1
+            old = self.session
+            self.session = Session(f"{TOKEN}{self.renewals}", old.instance_url, old.tenant_id)
+        return self.session
+
+
+@pytest.mark.parametrize("advised", ["retry", "handshake"])
+def test_a_handshake_refused_with_401_renews_the_session(face, advised):
+    """A handshake refused with a 401 renews the session, whatever the server advises.
+
+    Repeating it with the same token would never succeed.
+    """
+    with fake_bayeux() as fake:
+        fake.refusals.append(
+            {"error": "401::Request requires authentication", "advice": {"reconnect": advised}}
+        )
+        provider = Renewing(fake.session)
+        face(provider, NEWS, pace=QUICK)
+        assert provider.renewals == 1
+        assert fake.tokens == [TOKEN, f"{TOKEN}1"]
+
+
+def test_a_position_of_the_pubsub_client_is_refused(face, emulator, connect, tmp_path):
+    """A position that `PubSubClient` stored is refused, and the error says whose it is."""
+    topic = "/event/Order_Event__e"
+    emulator.publish(topic, [{"Order_Number__c": "1"}])
+    with FileReplayStore(tmp_path / "positions.json") as store:
+        with connect(emulator).subscribe(topic, replay="earliest", replay_store=store) as stream:
+            batch = stream.next_batch(PATIENCE)
+            batch.ack()
+        client = face(emulator, replay=store)
+        with pytest.raises(ConfigurationError, match="PubSubClient") as refused:
+            client.subscribe(topic)
+        assert topic in str(refused.value)
+        client.subscribe(TOPIC)
+        found = emulator.publish_streaming(TOPIC, numbered(1))
+        assert client.ids(1) == found
+
+
+# In a forked child every call of either client is refused. Leaving the `with` block there does not
+# cut the connections, which the parent still uses: it receives an event without a reconnect.
+FORKED = f"""
+import asyncio, logging, os, signal
+from sfpubsub import AsyncStreamingClient, LocalProtocolError, StreamingClient
+seen = []
+class Seen(logging.Handler):
+    def emit(self, record):
+        seen.append(record.getMessage())
+logging.getLogger("sfpubsub.streaming").addHandler(Seen())
+logging.getLogger("sfpubsub.streaming").setLevel("INFO")
+refused = os.pipe()
+calls = [
+    lambda client: client.open(),
+    lambda client: client.subscribe("{TOPIC}"),
+    lambda client: client.unsubscribe("{NEWS}"),
+    lambda client: client.receive(1),
+    lambda client: client.push("{NEWS}", "x"),
+]
+async def use(client, call):
+    waiting = call(client)
+    if asyncio.iscoroutine(waiting):
+        await waiting
+with StreamingClient.from_env(replay=-2) as client:
+    client.subscribe("{NEWS}")
+    other = AsyncStreamingClient.from_env()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        for each in (client, other):
+            for call in calls:
+                try:
+                    asyncio.run(use(each, call))
+                except LocalProtocolError as error:
+                    assert "create a new client after the fork" in str(error), error
+                    os.write(refused[1], b".")
+        asyncio.run(use(other, lambda client: client.close()))
+    else:
+        os.waitpid(child, 0)
+        client.push("{NEWS}", "after the fork")
+        message = client.receive(20)
+        assert message.payload == "after the fork"
+        assert not [line for line in seen if "trying again" in line], seen
+if child == 0:
+    os._exit(0)
+os.close(refused[1])
+print(len(os.read(refused[0], 100)))
+"""
+
+
+def test_a_forked_child_neither_uses_nor_cuts_the_clients(emulator):
+    """In a forked child every call is refused, and leaving the block there disturbs nothing."""
+    emulator.publish_streaming(NEWS, [{"payload": "old"}])
+    emulator.bus.age_out()
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", FORKED],
+        env={**os.environ, **environment(emulator)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    output, said = wait_for_exit(process)
+    assert (process.returncode, output) == (0, "10\n"), said
