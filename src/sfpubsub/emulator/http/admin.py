@@ -11,8 +11,9 @@ responses are JSON.
                          "STOP"}; or delete it: {"name": …, "delete": true}
     POST /admin/schema   change a topic's schema: {"topic": …, "schema": Avro}
     POST /admin/streaming publish to a PushTopic or generic channel: {"channel": …, "events": …}
-    POST /admin/objects  add a field: {"object": …, "add_field": {…}}; or remove one:
-                         {"object": …, "remove_field": name}
+    POST /admin/objects  add, change or remove a field: {"object": …, "add_field": {…}}; remove an
+                         object or bring it back: {"object": …, "removed": true}; hide it or a field
+                         from a user: {"object": …, "hide_from": username, "field": name}
     POST /admin/undelete restore a record from the Recycle Bin: {"object": …, "id": …}
     POST /admin/users    create or change a user: {"username": …, "password": …, "active": …}
     POST /admin/permission-sets create or change a permission set: {"name": …, "view_all": […],
@@ -205,25 +206,45 @@ def streaming(world: World, body: Any) -> dict[str, Any]:
 
 
 def change_object(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/objects: add a field to an object or remove one, and return the names of all
-    fields. Later change events use the new schema.
+    """POST /admin/objects: add, change or remove a field of an object, and return the names of all
+    fields, later change events use the new schema; or remove an object, bring it back, hide it or
+    one of its fields from a user, or show it again.
     """
     members = dict(body) if isinstance(body, dict) else {}
     name = members.pop("object", None)
-    if not isinstance(name, str) or len(members) != 1:
-        raise _bad(
-            'the body must be {"object": …, "add_field": {…}} or {"object": …, "remove_field": …}'
-        )
+    if not isinstance(name, str):
+        raise _bad('the body must be a JSON object with the key "object", the name of an object')
+    records, convert = world.records, False
     try:
-        of = world.records.describe(name)
         match members:
+            case {"removed": True, **rest} if not rest:
+                records.remove_object(name)
+                return {"object": name, "removed": True}
+            case {"removed": False, **rest} if not rest:
+                records.restore_object(name)
+                return {"object": name, "removed": False}
+        of = records.describe(name)
+        match members:
+            case {"hide_from": str(username), **rest} if set(rest) <= {"field"}:
+                records.visibility.hide(username, of.name, str(rest.get("field", "")))
+                return {"object": of.name}
+            case {"show_to": str(username), **rest} if set(rest) <= {"field"}:
+                records.visibility.show(username, of.name, str(rest.get("field", "")))
+                return {"object": of.name}
+            case _ if len(members) != 1:
+                raise _bad("the body must have one of add_field, change_field, remove_field, …")
+            case {"change_field": dict(field)}:
+                of, convert = of.with_field(field), True
             case {"add_field": dict(field)}:
                 of = of.with_field(field)
             case {"remove_field": str(field)}:
                 of = of.without_field(field)
             case _:
-                raise _bad("add_field must be an object, and remove_field the name of a field")
-        world.records.put_object(of)
+                raise _bad(
+                    "use add_field or change_field with an object, remove_field with the name of a"
+                    " field, removed with a boolean, hide_from or show_to with a username"
+                )
+        records.put_object(of, convert=convert)
     except (ValueError, RecordProblem) as error:
         raise _bad(str(error)) from error
     return {"object": of.name, "fields": [item.name for item in of.fields]}

@@ -57,7 +57,7 @@ def create(call: Call) -> Answer:
         plan = call.world.records.plan(facts["query"], user)
         facts["object"] = plan.of.name
     else:
-        of = call.world.records.describe(facts["object"])
+        of = call.world.records.seen(facts["object"], user)
         facts["object"] = of.name
     facts |= {
         "concurrencyMode": "Parallel",

@@ -107,7 +107,7 @@ def read(call: Call) -> Answer:
         raise _too_many(_MOST_READ)
     records = call.world.records
     try:
-        of = records.describe(call.parts["object"])
+        of = records.seen(call.parts["object"], user)
     except RecordProblem as problem:
         raise RestRefused(problem.code, problem.text) from problem
     rows: list[dict[str, Any] | None] = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import authorised, missing
+from sfpubsub.emulator.http.sobjects import user_of
 from sfpubsub.emulator.org.records.fields import Field, SObject
 from sfpubsub.emulator.org.records.problems import RecordProblem
 
@@ -28,9 +30,11 @@ _LONG_TEXT = 255
 
 def everything(call: Call) -> Answer:
     """GET …/sobjects: return the basic properties of all objects."""
-    version = authorised(call)
-    records = call.world.records
-    rows = [_brief(records.describe(name), version) for name in records.objects()]
+    version, user = authorised(call), user_of(call)
+    records, rows = call.world.records, []
+    for name in records.objects():
+        with contextlib.suppress(RecordProblem):  # hidden from the user
+            rows.append(_brief(records.seen(name, user), version))
     return json_answer({"encoding": "UTF-8", "maxBatchSize": 200, "sobjects": rows})
 
 
@@ -57,7 +61,7 @@ def whole(call: Call) -> Answer:
 
 def _found(call: Call) -> SObject:
     try:
-        return call.world.records.describe(call.parts["object"])
+        return call.world.records.seen(call.parts["object"], user_of(call))
     except RecordProblem as problem:
         raise missing() from problem
 

@@ -197,7 +197,7 @@ def _object(call: Call) -> str:
         Problem: The object does not exist.
     """
     try:
-        return call.world.records.describe(call.parts["object"]).name
+        return call.world.records.seen(call.parts["object"], user_of(call)).name
     except RecordProblem as problem:
         raise missing() from problem
 

@@ -7,9 +7,10 @@ contains these definitions. Fields and objects are immutable and thread-safe.
 
 from __future__ import annotations
 
+import copy
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -257,6 +258,21 @@ class SObject:
                 " field or a component of a compound field"
             )
         return SObject({**self.definition, "fields": rest})
+
+    def without(self, hidden: Collection[str]) -> SObject:
+        """Return this object as a user sees it from whom some fields are hidden. With a compound
+        field, its components are hidden too.
+        """
+        shown = copy.copy(self)
+        for cached in ("stored", "calculated"):
+            shown.__dict__.pop(cached, None)
+        shown.fields = tuple(
+            field
+            for field in self.fields
+            if field.name not in hidden and field.compound not in hidden
+        )
+        shown._by_name = {field.name.lower(): field for field in shown.fields}
+        return shown
 
     @property
     def is_custom(self) -> bool:

@@ -20,9 +20,9 @@ from sfpubsub.emulator.org.cometd.channels import Channels
 from sfpubsub.emulator.org.event_channels import Member
 from sfpubsub.emulator.org.problems import BadValue
 from sfpubsub.emulator.org.records import values
-from sfpubsub.emulator.org.records.fields import SObject
+from sfpubsub.emulator.org.records.fields import Field, SObject
 from sfpubsub.emulator.org.records.late import LateEvents
-from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.records.problems import RecordProblem, no_object
 from sfpubsub.emulator.org.records.publishing import Publishing
 from sfpubsub.emulator.org.records.reading import Past, Reading
 from sfpubsub.emulator.org.records.schemas import ChangeSchema, change_schema
@@ -74,19 +74,31 @@ class Records(Reading):
         # Purged records by id, with the fault that purged them. Not stored: lost with the process.
         self._purged: dict[str, Fault | None] = {}
         self._numbers: dict[str, int] = {}  # guarded by the transaction of the bus
+        self._removed: dict[str, SObject] = {}  # by name in lower case
+        gone = self.visibility.removed()
         for definition in self._catalog.definitions():
-            self._take(SObject(json.loads(definition)))
+            of = SObject(json.loads(definition))
+            if of.name in gone:
+                self._removed[of.name.lower()] = of
+            else:
+                self._take(of)
 
     # Objects.
 
-    def put_object(self, of: SObject) -> None:
+    def put_object(self, of: SObject, *, convert: bool = False) -> None:
         """Create an object, or change the fields of an existing one.
 
-        Later change events use the new schema. The values of removed fields are deleted.
+        Later change events use the new schema. The values of removed fields are deleted. Records
+        get neither an event nor a new SystemModstamp.
+
+        Args:
+            of: The object.
+            convert: Whether fields may get another type. Their values are converted; those that
+                the new type does not allow are deleted.
 
         Raises:
             ValueError: The key prefix belongs to another object, or a field has a different type
-                than before.
+                than before although `convert` is false.
         """
         other = self.by_prefix(of.key_prefix)
         if other is not None and other.name != of.name:
@@ -97,18 +109,51 @@ class Records(Reading):
         known = self._tables.get(of.name.lower())
         old = {} if known is None else {field.name: field for field in known.of.fields}
         for field in of.fields:
-            if field.name in old and field.type != old[field.name].type:
+            if field.name in old and field.type != old[field.name].type and not convert:
                 raise ValueError(
                     f"{of.name}.{field.name}: {old[field.name].type} cannot become"
                     f" {field.type}: remove the field first"
                 )
+        retyped = {
+            field.name: old[field.name]
+            for field in of.stored
+            if field.name in old and field.type != old[field.name].type
+        }
         self._catalog.put(of.name, json.dumps(of.definition))
+        self._removed.pop(of.name.lower(), None)
+        self.visibility.set_removed(of.name, False)
+        if known is not None and retyped:
+            self._convert(known, of, retyped)
         self._take(of)
         if known is not None and any(
             field.name not in old or field.formula != old[field.name].formula
             for field in of.calculated
         ):
             self._compute(of)
+
+    def remove_object(self, name: str) -> None:
+        """Remove an object from the org: it is neither described nor found by queries. Its topic
+        stays, without new events. `restore_object` brings it back with its records.
+
+        Raises:
+            RecordProblem: There is no such object.
+        """
+        of = self.describe(name)
+        self.visibility.set_removed(of.name, True)
+        with self._bus.together():  # waits for a change in progress
+            self._removed[of.name.lower()] = of
+            self._tables = {key: one for key, one in self._tables.items() if one.of.name != of.name}
+
+    def restore_object(self, name: str) -> None:
+        """Bring back an object that `remove_object` removed.
+
+        Raises:
+            RecordProblem: No object with this name was removed.
+        """
+        of = self._removed.get(name.lower())
+        if of is None:
+            raise no_object(name)
+        self.put_object(of)
 
     def offer(self, event_name: str) -> None:
         """Create the topic for an object's change events, unless it exists. Do nothing if
@@ -300,6 +345,34 @@ class Records(Reading):
             with self._bus.together():
                 for row in table.where("n > ? AND n <= ?", [start, start + _ROWS]):
                     table.update(row["Id"], computed(of, row))
+
+    def _convert(self, known: Table, of: SObject, retyped: Mapping[str, Field]) -> None:
+        """Replace the columns of fields that get another type, and convert their values.
+
+        Args:
+            known: The object's table until now.
+            of: The object from now on.
+            retyped: The fields that get another type, as they were until now, by name.
+        """
+        with self._bus.together():
+            rows = known.where("1", [])
+            bare = SObject(
+                {
+                    **of.definition,
+                    "fields": [
+                        row for row in of.definition["fields"] if row["name"] not in retyped
+                    ],
+                }
+            )
+            Table(self._store, bare).prepare()  # drops the columns
+            table = Table(self._store, of)
+            table.prepare()
+            for row in rows:
+                changed = {
+                    name: values.converted(field, of.field(name), row[name])
+                    for name, field in retyped.items()
+                }
+                table.update(row["Id"], changed)
 
     def _layout(self, of: SObject) -> ChangeSchema:
         return change_schema(of, formulas=self._settings.change_event_formulas)

@@ -25,6 +25,7 @@ from sfpubsub.emulator.org.records.problems import (
     no_record,
 )
 from sfpubsub.emulator.org.records.table import Row, Table
+from sfpubsub.emulator.org.records.visibility import Visibility
 from sfpubsub.emulator.org.sessions import eighteen
 from sfpubsub.emulator.org.store import Snapshot, Store
 
@@ -133,11 +134,15 @@ class Reading:
     Args:
         store: The store with the records.
         past: The state of the store that clients read.
+
+    Attributes:
+        visibility: What is hidden from which user.
     """
 
     def __init__(self, store: Store, past: Past) -> None:
         self._store = store
         self._past = past
+        self.visibility: Visibility = Visibility(store)
         # Replaced as a whole when an object changes, so that readers need no lock.
         self._tables: dict[str, Table] = {}
         self._cursor_lock = threading.Lock()  # guards the cursors
@@ -157,6 +162,19 @@ class Reading:
             RecordProblem: There is no such object.
         """
         return self.table(name).of
+
+    def seen(self, name: str, user: User | None) -> SObject:
+        """Return the object with this name, ignoring case, with the fields that a user may see.
+
+        Args:
+            name: Name of the object.
+            user: The requesting user; None may see everything.
+
+        Raises:
+            RecordProblem: There is no such object, or the user may not see it.
+        """
+        of = self.table(name).of
+        return of if user is None else self.visibility.shown(of, user.username)
 
     def table(self, name: str) -> Table:
         """Return the table of the object with this name, ignoring case.
@@ -210,7 +228,7 @@ class Reading:
             RecordProblem: The object, the record or a field does not exist, the record was deleted,
                 or the user may not see it.
         """
-        table = self.table(name)
+        table, shown = self.table(name), self.seen(name, user)
         full = values.full_id(record_id)
         row = table.get(full, self._past.rows)
         if row is None or (user is not None and not self.may_see(table.of, row, user)):
@@ -218,7 +236,7 @@ class Reading:
             raise no_record(record_id)
         if row["IsDeleted"]:
             raise is_deleted()
-        return self._shown(table.of, row, fields)
+        return self._shown(shown, row, fields)
 
     def find(
         self, name: str, field: str, value: str, fields: Sequence[str] | None, user: User
@@ -237,8 +255,8 @@ class Reading:
             RecordProblem: The object or a field does not exist, `field` is not an external id, or
                 the value is not valid for it.
         """
-        table = self.table(name)
-        item = table.of.field(field)
+        table, shown = self.table(name), self.seen(name, user)
+        item = shown.field(field)
         if item is None or not item.external_id:
             text = f"Provided external ID field does not exist or is not accessible: {field[:80]}"
             raise RecordProblem("NOT_FOUND", text, status=404)
@@ -246,7 +264,7 @@ class Reading:
             f'"{item.name}" = ? AND NOT IsDeleted', [values.keep(item, value)], self._past.rows
         )
         return [
-            self._shown(table.of, row, fields) for row in rows if self.may_see(table.of, row, user)
+            self._shown(shown, row, fields) for row in rows if self.may_see(table.of, row, user)
         ]
 
     def query(self, text: str, user: User, *, deleted: bool = False) -> Found:
@@ -278,7 +296,7 @@ class Reading:
             select = soql.parse(text)
         except soql.Malformed as error:
             raise RecordProblem("MALFORMED_QUERY", str(error)) from error
-        of = self.table(select.of).of
+        of = self.seen(select.of, user)
         owner = None if user.sees_all(of.name) else user.user_id
         return queries.plan(of, select, deleted=deleted, owner=owner)
 

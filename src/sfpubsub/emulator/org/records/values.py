@@ -48,6 +48,16 @@ def show(field: Field, kept: Any) -> Any:
     return bool(kept) if field.type == "boolean" else kept
 
 
+def converted(old: Field, new: Field | None, kept: Any) -> Any:
+    """Convert a stored value of a field to another type of field; None if that is not possible."""
+    if new is None or kept is None:
+        return None
+    try:
+        return keep(new, show(old, kept) if old.is_number and new.is_number else as_text(old, kept))
+    except RecordProblem:
+        return None
+
+
 def as_text(field: Field, kept: Any) -> str:
     """Return a stored value as text, for a CSV file."""
     if kept is None:
