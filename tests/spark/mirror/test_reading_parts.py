@@ -29,7 +29,7 @@ from sfpubsub.spark.mirror.folding import Merging, read_from, row_without, struc
 from sfpubsub.spark.mirror.ledger import Account
 from sfpubsub.spark.mirror.log import Marker, id_range
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
-from sfpubsub.spark.mirror.planning import MOST_IDS, Wanted, next_read
+from sfpubsub.spark.mirror.planning import MOST_IDS, Wanted, wanted_reads
 from sfpubsub.spark.mirror.reads import AsOf, Entry, Read
 from sfpubsub.spark.mirror.status import state_of
 from sfpubsub.spark.mirror.stream import MirrorStream
@@ -160,14 +160,15 @@ def test_next_read_is_chosen_from_closable_entries():
     """
     objects = ["Account", "Contact"]
     entries = {"Contact": [entry("003A"), entry("003B", seq=9)]}
-    assert next_read(entries, objects, None) is None
-    assert next_read(entries, objects, AsOf(0, 0)) is None
-    assert next_read(entries, objects, AsOf(1, 0)) == Wanted("Contact", "ids", ("003A",))
+    assert wanted_reads(entries, objects, None) == []
+    assert wanted_reads(entries, objects, AsOf(0, 0)) == []
+    contact = Wanted("Contact", "ids", ("003A",))
+    assert wanted_reads(entries, objects, AsOf(1, 0)) == [contact]
     entries["Account"] = [entry(None, asked=2)]
-    assert next_read(entries, objects, AsOf(1, 1)) == Wanted("Contact", "ids", ("003A",))
-    assert next_read(entries, objects, AsOf(1, 2)) == Wanted("Account", "object")
+    assert wanted_reads(entries, objects, AsOf(1, 1)) == [contact]
+    assert wanted_reads(entries, objects, AsOf(1, 2)) == [Wanted("Account", "object"), contact]
     many = {"Account": [entry(f"001{n}") for n in range(MOST_IDS + 1)]}
-    assert next_read(many, objects, AsOf(1, 2)) == Wanted("Account", "object")
+    assert wanted_reads(many, objects, AsOf(1, 2)) == [Wanted("Account", "object")]
 
 
 def test_budget_limits_requests_within_24_hours():
@@ -250,8 +251,8 @@ def test_agenda_returns_what_is_due():
     account.selected = with_formula.selected
     assert agenda.reason(account, with_formula, 14.0) is None
     assert agenda.reason(account, with_formula, 15.0) is Reason.FORMULA
-    assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 24.0) is None
-    assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 25.0) == "Account"
+    assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 24.0) == []
+    assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 25.0) == ["Account"]
     account.selected = COLUMNS.selected  # without a formula, but with a field in no event
     in_events = frozenset(each.field.lower() for each in COLUMNS.columns)
     assert agenda.reason(account, replace(COLUMNS, reported=in_events), 15.0) is None
@@ -261,10 +262,10 @@ def test_agenda_returns_what_is_due():
     account.selected = with_formula.selected
     agenda.end_after(5.0)
     assert agenda.reason(account, with_formula, 15.0) is None
-    assert agenda.to_sweep([("Account", account)], 25.0) is None
+    assert agenda.to_sweep([("Account", account)], 25.0) == []
     never = Agenda(refresh_formulas=0.0, sweep=0.0)
     assert never.reason(account, with_formula, 1e9) is None
-    assert never.to_sweep([("Account", account)], 1e9) is None
+    assert never.to_sweep([("Account", account)], 1e9) == []
 
 
 def test_state_of_an_object_says_first_what_it_waits_for():

@@ -58,20 +58,21 @@ class Agenda:
             return Reason.FORMULA
         return None
 
-    def to_sweep(self, accounts: Iterable[tuple[str, Account]], now: float) -> str | None:
-        """Return the name of an object whose ids are due for comparison with those in the org.
+    def to_sweep(self, accounts: Iterable[tuple[str, Account]], now: float) -> list[str]:
+        """Return the objects whose ids are due for comparison with those in the org.
 
-        Return None if no object is due. A read of the whole object counts as a comparison.
+        A read of the whole object counts as a comparison.
 
         Args:
             accounts: Names of the objects, each with its progress.
             now: Current time, in seconds since the epoch.
         """
+        found = []
         for name, account in accounts:
             last = max(account.read_at or 0.0, account.swept_at or 0.0)
             if account.newest is not None and self._is_due(last, self._sweep, now):
-                return name
-        return None
+                found.append(name)
+        return found
 
     def _is_due(self, last: float | None, every: float, now: float) -> bool:
         if not every:
@@ -84,10 +85,16 @@ class Agenda:
 
 
 class RequestBackoff:
-    """Exponential backoff for requests to the org. Not thread-safe."""
+    """Exponential backoff for requests to the org. Not thread-safe.
 
-    def __init__(self) -> None:
-        self._next = _RETRY_FIRST
+    Args:
+        first: First delay in seconds; each delay is twice as long as the one before.
+        most: Longest delay in seconds.
+    """
+
+    def __init__(self, first: float = _RETRY_FIRST, most: float = _RETRY_MOST) -> None:
+        self._first, self._most = first, most
+        self._next = first
         self._until = float("-inf")
 
     def is_over(self, now: float) -> bool:
@@ -101,12 +108,12 @@ class RequestBackoff:
     def after(self, error: BaseException, now: float) -> float:
         """Start the backoff after *error*, and return its length in seconds."""
         seconds = self._next
-        self._next = min(_RETRY_MOST, 2 * seconds)
+        self._next = min(self._most, 2 * seconds)
         if isinstance(error, QuotaExceededError) and not error.retryable:
-            seconds = _RETRY_MOST  # the daily allowance recovers over 24 hours
+            seconds = self._most  # the daily allowance recovers over 24 hours
         self._until = now + seconds
         return seconds
 
     def reset(self) -> None:
         """Reset the backoff after a success."""
-        self._next = _RETRY_FIRST
+        self._next = self._first

@@ -77,6 +77,11 @@ class Fetching:
         """Whether a read is running."""
         return self._under_way is not None
 
+    @property
+    def has_pieces(self) -> bool:
+        """Whether pieces are waiting to be merged."""
+        return bool(self._ready)
+
     def has(self, entity: str) -> bool:
         """Return whether pieces of an object are waiting to be merged."""
         return any(name == entity for name, _ in list(self._ready))

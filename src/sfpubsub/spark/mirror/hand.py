@@ -69,33 +69,33 @@ class StepRunner:
         self.queued: dict[str, int] = {}
         """Number of open queue entries by object, as of the last check."""
 
-    def finish(self) -> None:
-        """Complete the unfinished step of a crashed process, and apply all pending events.
+    def may_have_changes(self, written: int) -> bool:
+        """Return whether the raw table may contain events that are not applied.
 
-        Raises:
-            WriteError: A step failed.
+        Args:
+            written: Counter that increases with each write to the raw table. After the table was
+                found to have no more events, it is usually not read until the counter changes.
         """
-        while self._step():
-            pass
-        self._note()
+        must = self._engine.is_between or self._engine.is_waiting
+        return written != self._written or must or self._clock() - self._looked >= _LOOK_EVERY
 
     def apply_changes(self, written: int) -> bool:
         """Apply the next events, and return whether there were any.
 
+        A step that a crashed process did not finish is completed first.
+
         Args:
-            written: Counter that increases with each write to the raw table. After a call that
-                found no events, the table is usually not read until the counter changes.
+            written: See `may_have_changes`.
 
         Raises:
             WriteError: The step failed.
         """
         now = self._clock()
-        must = self._engine.is_between or self._engine.is_waiting
-        if written == self._written and not must and now - self._looked < _LOOK_EVERY:
-            return False
         if self._step():
             self._note()
             return True
+        if not self._notes:  # reads need to know what was durable when this process began
+            self._note()
         self._written, self._looked = written, now
         return False
 

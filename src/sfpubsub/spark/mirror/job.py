@@ -23,17 +23,16 @@ from pyspark.sql import SparkSession
 from sfpubsub.errors import (
     ConfigurationError,
     PermissionDeniedError,
-    QuotaExceededError,
-    ReadExpiredError,
     RequestRefusedError,
-    StreamUnavailableError,
+    SfPubSubError,
     WriteError,
 )
 from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.spark.ingest.sidecars import KeptGap
 from sfpubsub.spark.mirror import planning
-from sfpubsub.spark.mirror.agenda import Agenda, RequestBackoff
+from sfpubsub.spark.mirror.agenda import Agenda
 from sfpubsub.spark.mirror.budget import DAY, Budget
+from sfpubsub.spark.mirror.failures import Failures, Scope, can_resume, scope_of
 from sfpubsub.spark.mirror.fetching import Fetching
 from sfpubsub.spark.mirror.hand import StepRunner
 from sfpubsub.spark.mirror.ledger import Ledger
@@ -50,7 +49,8 @@ from sfpubsub.spark.mirror.since import Since
 from sfpubsub.spark.mirror.status import ObjectStatus, state_of
 from sfpubsub.spark.mirror.stream import StreamState
 from sfpubsub.spark.mirror.tables import MirrorTables
-from sfpubsub.spark.mirror.waiting import Waiting
+from sfpubsub.spark.mirror.turns import Turns
+from sfpubsub.spark.mirror.waiting import Waiting, Why
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables.engine import EventTables
@@ -110,10 +110,11 @@ class Mirror:
         self._fetching = Fetching(self._stopping)
         self._report = MirrorReport()
         self._agenda = Agenda(self.settings.refresh_formulas, self.settings.sweep)
-        self._patience = RequestBackoff()
+        self._turns = Turns()
         self._gaps: set[str] = set()
         self.waiting: Waiting = Waiting()
         """Why objects wait. Used only by the mirror's thread."""
+        self._failures = Failures(self.waiting)
         self._statuses: tuple[ObjectStatus, ...] = ()
         self._is_logged = False
         self._is_held = False
@@ -221,11 +222,7 @@ class Mirror:
             self._stopping.wait(_POLL)
 
     def begin(self) -> None:
-        """Resume the work of an earlier process.
-
-        Complete its unfinished step, and queue the unmerged pieces of its reads.
-        """
-        self._hand.finish()
+        """Resume the work of an earlier process: queue the unmerged pieces of its reads."""
         for name in self._objects:
             markers = self.tables.log(name).markers()
             account = self._ledger.of(name)
@@ -242,7 +239,7 @@ class Mirror:
             WriteError: The step failed, or Spark has stopped.
             SfPubSubError: The org cannot be read.
         """
-        if self._is_held and not self._patience.is_over(self._clock()):
+        if self._is_held and not self._failures.may_ask(self._clock()):
             return False
         self._is_held = False
         try:
@@ -250,10 +247,13 @@ class Mirror:
             self._note_status()
         except SPARK_ERRORS as error:
             raise WriteError(f"the mirror cannot continue: {first_line(error)}") from error
-        except (StreamUnavailableError, QuotaExceededError) as error:
+        except SfPubSubError as error:
+            if scope_of(error) is not Scope.ORG:
+                raise
             # A describe request failed, for example after an event with a new schema.
             self._is_held = True
-            self._wait_after(error)
+            self._failures.failed_all(error, self._clock())
+            self._note_status()
             return False
         return has_worked
 
@@ -261,17 +261,24 @@ class Mirror:
         self._answer_signals()
         if self._signals.is_paused:
             return False
-        if self._hand.apply_changes(state.written):
+        events = self._hand.may_have_changes(state.written)
+        if self._hand.is_between or not state.is_anchored:
+            return events and self._hand.apply_changes(state.written)
+        if self._ask_for_gaps(state.gaps) or self._end_reading() or self._ask_for_objects():
             return True
-        if not state.is_anchored or self._hand.is_between:
-            return False
-        return (
-            self._ask_for_gaps(state.gaps)
-            or self._merge_next()
-            or self._end_reading()
-            or self._ask_for_objects()
-            or self._begin_reading()
-        )
+        while True:
+            merge = self._fetching.has_pieces
+            turn = self._turns.next(events=events, merge=merge, reads=self._possible_reads())
+            if turn == "events":
+                if self._hand.apply_changes(state.written):
+                    return True
+                events = False
+            elif turn == "merge":
+                return self._merge_next()
+            elif turn is not None:
+                return self._begin_reading(turn)
+            else:
+                return False
 
     def is_settled(self, state: StreamState) -> bool:
         """Return whether all events are applied, and no read is requested, due or running.
@@ -286,7 +293,7 @@ class Mirror:
             and self._hand.is_through(state.written)
             and self._fetching.is_idle
             and not any(self._hand.entries().values())
-            and self._sweep() is None
+            and not self._sweeps()
             and all(self._ledger.of(name).newest is not None for name in self._objects)
         )
 
@@ -303,10 +310,13 @@ class Mirror:
     def _note_status(self) -> None:
         """Replace the snapshot that `status` returns."""
         entries, oldest = self._hand.entries(), self.tables.queue.oldest()
+        all_wait = self._failures.reason(self._clock())
         found = []
         for name in self._objects:
             account = self._ledger.of(name)
             waits = {str(why): wait.text for why, wait in self.waiting.of(name).items()}
+            if all_wait is not None and (entries.get(name) or account.newest is None):
+                waits.setdefault(str(Why.READ), all_wait)
             is_reading = self._fetching.reads(name)
             found.append(
                 ObjectStatus(
@@ -388,10 +398,17 @@ class Mirror:
         Returns:
             Whether a read was requested.
         """
+        clock = self._clock()
         for name in self._objects:
             if any(each.is_about_all for each in self._hand.entries().get(name, ())):
                 continue
-            columns = self.tables.objects[name].columns
+            if not self._failures.may_ask(clock) or not self._failures.may_read(name, clock):
+                continue
+            try:
+                columns = self.tables.objects[name].columns
+            except SfPubSubError as error:
+                self._fail(name, error)
+                continue
             reason = self._agenda.reason(self._ledger.of(name), columns, self._wall())
             if reason is not None:
                 self._ask(name, reason)
@@ -404,30 +421,41 @@ class Mirror:
 
     # Reads.
 
-    def _begin_reading(self) -> bool:
-        if self._fetching.is_busy or not self._patience.is_over(self._clock()):
-            return False
-        now = self._hand.as_of_now()
-        if now is None or not self._may_read():
-            return False
-        for name in self._objects:
-            last = self._fetching.unfinished(name)
-            if last is not None:
-                self._say(f"{name}: resuming a read after {last.rows} records")
-                self._start(Wanted(name, last.kind), now, last)
-                return True
-        wanted = planning.next_read(self._hand.entries(), self._objects, now) or self._sweep()
-        if wanted is None or self._fetching.has(wanted.entity):
-            return False
-        if wanted.kind != "ids":
+    def _possible_reads(self) -> list[Wanted]:
+        """Return the reads that can begin now; interrupted ones come first."""
+        now, clock = self._hand.as_of_now(), self._clock()
+        if now is None or self._fetching.is_busy or not self._failures.may_ask(clock):
+            return []
+        names = [
+            name
+            for name in self._objects
+            if not self._fetching.has(name) and self._failures.may_read(name, clock)
+        ]
+        left = {name: self._fetching.unfinished(name) for name in names}
+        found = [Wanted(name, last.kind) for name, last in left.items() if last is not None]
+        others = [name for name, last in left.items() if last is None]
+        found += planning.wanted_reads(self._hand.entries(), others, now)
+        found += [each for each in self._sweeps() if each.entity in others]
+        return found if found and self._may_read() else []
+
+    def _begin_reading(self, wanted: Wanted) -> bool:
+        """Begin a read, or resume it; return whether it began."""
+        name, now = wanted.entity, self._hand.as_of_now()
+        if now is None:
+            raise AssertionError("a read was chosen although it is too early for one")
+        last = self._fetching.unfinished(name)
+        if last is not None:
+            self._say(f"{name}: resuming a read after {last.rows} records")
+        elif wanted.kind != "ids":
             what = "ids" if wanted.kind == "sweep" else "records"
-            self._say(f"{wanted.entity}: reading all {what}")
-            try:
-                self.tables.objects[wanted.entity].describe()
-            except (StreamUnavailableError, QuotaExceededError) as error:
-                self._wait_after(error)
-                return False
-        self._start(wanted, now, None)
+            self._say(f"{name}: reading all {what}")
+        try:
+            if last is None and wanted.kind != "ids":
+                self.tables.objects[name].describe()
+            self._start(wanted, now, last)
+        except SfPubSubError as error:
+            self._fail(name, error)
+            return False
         return True
 
     def _may_read(self) -> bool:
@@ -443,10 +471,9 @@ class Mirror:
             )
         return False
 
-    def _sweep(self) -> Wanted | None:
+    def _sweeps(self) -> list[Wanted]:
         accounts = [(name, self._ledger.of(name)) for name in self._objects]
-        name = self._agenda.to_sweep(accounts, self._wall())
-        return None if name is None else Wanted(name, "sweep")
+        return [Wanted(name, "sweep") for name in self._agenda.to_sweep(accounts, self._wall())]
 
     def _start(self, wanted: Wanted, now: AsOf, last: Marker | None) -> None:
         name = wanted.entity
@@ -469,20 +496,19 @@ class Mirror:
         ended = self._fetching.ended()
         if ended is None:
             return False
-        error = ended.error
-        if error is None:
-            self._patience.reset()
-            return True
-        if isinstance(error, ReadExpiredError):
-            self._fetching.give_up(ended.entity)
-        elif not (isinstance(error, QuotaExceededError) or getattr(error, "retryable", False)):
-            raise error
-        self._wait_after(error)
+        if ended.error is None:
+            self._failures.succeeded(ended.entity)
+        else:
+            self._fail(ended.entity, ended.error)
         return True
 
-    def _wait_after(self, error: BaseException) -> None:
-        seconds = self._patience.after(error, self._clock())
-        _log.warning("retrying requests to the org in %.0f s: %s", seconds, error)
+    def _fail(self, name: str, error: BaseException) -> None:
+        """Hold back the object, or all requests, after an error; or raise the error."""
+        if not isinstance(error, SfPubSubError) or scope_of(error) is Scope.MIRROR:
+            raise error
+        if not can_resume(error):
+            self._fetching.give_up(name)
+        self._failures.failed(name, error, self._clock(), self._wall())
 
     def _merge_next(self) -> bool:
         """Merge the waiting pieces of one read; return whether any pieces were waiting.

@@ -1,4 +1,4 @@
-"""Choose the next read of the org.
+"""Choose which reads of the org are wanted. Which of them is next, turns.py decides.
 
 This module is pure: no Spark, no I/O, no clock.
 """
@@ -30,29 +30,36 @@ class Wanted:
     """For the kind ``ids``: the ids to read."""
 
 
-def next_read(
+def wanted_reads(
     entries: Mapping[str, Sequence[Entry]],
     objects: Sequence[str],
     as_of: AsOf | None,
-) -> Wanted | None:
-    """Return a read that would close a queue entry if it began now; None if no read would.
+) -> list[Wanted]:
+    """Return the reads that would close queue entries if they began now, at most one per object.
+
+    A read by id takes the oldest entries first, so new entries cannot delay it for ever.
 
     Args:
-        entries: Open entries by object.
-        objects: The objects, in the order in which to read them.
+        entries: Open entries by object, oldest first.
+        objects: The objects, in the order of the result.
         as_of: What a read that begins now is guaranteed to contain (`reads.as_of`); None if it is
             too early for a read.
     """
     if as_of is None:
-        return None
+        return []
     now = Read(as_of, None, None)
-    for entity in objects:
-        open_entries = [each for each in entries.get(entity, ()) if heals(now, each)]
-        about_all = any(each.is_about_all for each in open_entries)
-        one = {each.record_id: None for each in open_entries if not each.is_about_all}
-        if about_all or len(one) > MOST_IDS:
+    found = [_wanted(entity, entries.get(entity, ()), now) for entity in objects]
+    return [each for each in found if each is not None]
+
+
+def _wanted(entity: str, entries: Sequence[Entry], now: Read) -> Wanted | None:
+    ids: dict[str, None] = {}
+    for each in entries:
+        if not heals(now, each):
+            continue
+        if each.record_id is None or each.is_about_all:
             return Wanted(entity, "object")
-        if one:
-            ids = tuple(each for each in one if each is not None)[:IDS_AT_ONCE]
-            return Wanted(entity, "ids", ids)
-    return None
+        ids[each.record_id] = None
+        if len(ids) > MOST_IDS:
+            return Wanted(entity, "object")
+    return Wanted(entity, "ids", tuple(ids)[:IDS_AT_ONCE]) if ids else None

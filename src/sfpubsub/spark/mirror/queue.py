@@ -101,15 +101,12 @@ class MirrorQueue:
         self._rows = left
 
     def entries(self) -> dict[str, list[Entry]]:
-        """Return all open entries by object, sorted by `Entry.asked` and `Cue.ingest_seq`."""
+        """Return all open entries by object, in the order in which they were added."""
         if self._entries is None:
             found: dict[str, list[Entry]] = {}
-            for row in self._open():
+            for row in sorted(self._open(), key=lambda row: (row["step"], row["since_seq"])):
                 found.setdefault(row["entity_name"], []).append(entry_of(row))
-            self._entries = {
-                entity: sorted(entries, key=lambda each: (each.asked, each.cue.ingest_seq))
-                for entity, entries in found.items()
-            }
+            self._entries = found
         return self._entries
 
     def oldest(self) -> dict[str, float]:
