@@ -87,6 +87,29 @@ def delete(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
     show({"id": record_id})
 
 
+@records.command()
+@click.argument("object_", metavar="OBJECT")
+@click.argument("record_id", metavar="ID")
+@_values
+@of_an_emulator
+def derive(emulator: RemoteEmulator, object_: str, record_id: str, values: tuple[str, ...]) -> None:
+    """Set fields that no change event contains, such as LastActivityDate, and print the id.
+
+    As in an org, this changes SystemModstamp and publishes no event.
+    """
+    body = {"object": object_, "id": record_id, "values": _given(values)}
+    show(emulator.call("POST", "/admin/derive", body))
+
+
+@records.command()
+@click.argument("object_", metavar="OBJECT")
+@click.argument("record_id", metavar="ID")
+@of_an_emulator
+def archive(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
+    """Archive a record of an object whose records can be archived, and print its id."""
+    show(emulator.call("POST", "/admin/archive", {"object": object_, "id": record_id}))
+
+
 def _path(*parts: str) -> str:
     return "/".join((f"{_REST}/sobjects", *(quote(part, safe="") for part in parts)))
 

@@ -14,6 +14,8 @@ responses are JSON.
     POST /admin/objects  add, change or remove a field: {"object": …, "add_field": {…}}; remove an
                          object or bring it back: {"object": …, "removed": true}; hide it or a field
                          from a user: {"object": …, "hide_from": username, "field": name}
+    POST /admin/derive   set fields that no event contains: {"object": …, "id": …, "values": {…}}
+    POST /admin/archive  archive a record: {"object": …, "id": …}
     POST /admin/undelete restore a record from the Recycle Bin: {"object": …, "id": …}
     POST /admin/users    create or change a user: {"username": …, "password": …, "active": …}
     POST /admin/permission-sets create or change a permission set: {"name": …, "view_all": […],
@@ -256,6 +258,29 @@ def undelete(world: World, body: Any) -> dict[str, Any]:
         raise _bad('the body must be {"object": …, "id": …}')
     try:
         world.records.undelete(str(body["object"]), str(body["id"]), world.accounts.holder(""))
+    except RecordProblem as error:
+        raise _bad(str(error)) from error
+    return {"id": body["id"]}
+
+
+def derive(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/derive: set fields of a record that no event contains."""
+    values = body.get("values") if isinstance(body, dict) else None
+    if not isinstance(values, dict) or set(body) != {"object", "id", "values"}:
+        raise _bad('the body must be {"object": …, "id": …, "values": {…}}')
+    try:
+        world.records.derive(str(body["object"]), str(body["id"]), values)
+    except RecordProblem as error:
+        raise _bad(str(error)) from error
+    return {"id": body["id"]}
+
+
+def archive(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/archive: archive a record."""
+    if not isinstance(body, dict) or set(body) != {"object", "id"}:
+        raise _bad('the body must be {"object": …, "id": …}')
+    try:
+        world.records.archive(str(body["object"]), str(body["id"]))
     except RecordProblem as error:
         raise _bad(str(error)) from error
     return {"id": body["id"]}

@@ -88,7 +88,7 @@ _TABLES: dict[str, tuple[dict[str, type], dict[str, type]]] = {
     ),
     "objects": (
         {"name": str, "key_prefix": str, "fields": list},
-        {"label": str, "plural": str, "change_events": bool},
+        {"label": str, "plural": str, "change_events": bool, "archivable": bool},
     ),
     "channels": ({"name": str, "topics": list}, {}),
     "managed_subscriptions": (

@@ -85,6 +85,7 @@ _KEYS: dict[str, type] = {
     "default": object,
     "read_only": bool,
     "avro": str,
+    "in_events": bool,
 }
 """Keys of a field definition and the types of their values."""
 
@@ -132,6 +133,8 @@ class Field:
         default: The value for new records that do not set one.
         compound: Name of the compound field to which this field belongs; blank for other fields.
         part: Name of this field within its compound field; blank for other fields.
+        in_events: Whether change events can contain the field. Clients cannot set a field that no
+            event contains; the org sets it by itself, without an event.
         avro: Name of the type for the field's `doc` in the Avro schema; blank uses the default
             for `type`.
     """
@@ -155,6 +158,7 @@ class Field:
     part: str = ""
     avro: str = ""
     scale: int = 0
+    in_events: bool = True
 
     @property
     def is_custom(self) -> bool:
@@ -174,12 +178,18 @@ class Field:
         return self.type in NUMBERS
 
 
+_ARCHIVED = Field(
+    "IsArchived", "Archived", "boolean", 0, False, False, False, default=False, in_events=False
+)
+"""The field that says whether a record was archived, in objects whose records can be."""
+
+
 class SObject:
     """One object of the org.
 
     Args:
-        definition: name, label, plural, key_prefix, fields, and change_events (whether the object
-            is selected for Change Data Capture), as in a seed.
+        definition: name, label, plural, key_prefix, fields, archivable, and change_events (whether
+            the object is selected for Change Data Capture), as in a seed.
 
     Attributes:
         name: API name.
@@ -187,6 +197,7 @@ class SObject:
         plural: Plural form of the label.
         key_prefix: The first three characters of the ids of the object's records.
         change_events: Whether changes are published as events.
+        archivable: Whether records can be archived, as tasks and events of an org are.
         fields: All fields, in order, including system fields.
         definition: The definition from which the object was created.
 
@@ -212,7 +223,9 @@ class SObject:
                 f"{self.name}: key_prefix must be three letters or digits, not {self.key_prefix!r}"
             )
         self.change_events: bool = bool(definition.get("change_events", True))
-        self.fields: tuple[Field, ...] = tuple(_fields(self.name, definition.get("fields", ())))
+        self.archivable: bool = bool(definition.get("archivable", False))
+        rows = definition.get("fields", ())
+        self.fields: tuple[Field, ...] = tuple(_fields(self.name, rows, self.archivable))
         names = [field.name.lower() for field in self.fields]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -313,11 +326,13 @@ class SObject:
         return f"00NSB{number:010d}"
 
 
-def _fields(of: str, rows: object) -> list[Field]:
+def _fields(of: str, rows: object, archivable: bool) -> list[Field]:
     if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
         raise ValueError(f"{of}: fields must be a list of tables")
     found = [Field("Id", "Record ID", "id", 18, False, False, False)]
     found.append(Field("IsDeleted", "Deleted", "boolean", 0, False, False, False, default=False))
+    if archivable:
+        found.append(_ARCHIVED)
     named = {row.get("name") for row in rows}
     missing = [name for name in _SYSTEM if name not in named]
     for row in rows:
@@ -409,7 +424,9 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
 
 def _field(row: Mapping[str, Any]) -> Field:
     kind = str(row["type"])
-    written = not (row.get("read_only") or "formula" in row or kind in ("name", "address"))
+    in_events = row.get("in_events", True)
+    derived = "formula" in row or kind in ("name", "address") or not in_events
+    written = not (row.get("read_only") or derived)
     default = row.get("default", False if kind == "boolean" and "formula" not in row else None)
     return Field(
         name=row["name"],
@@ -428,6 +445,7 @@ def _field(row: Mapping[str, Any]) -> Field:
         unique=row.get("unique", False),
         default=default,
         avro=row.get("avro", ""),
+        in_events=in_events,
         scale=row.get("scale", _SCALE) if kind in ("double", "currency", "percent") else 0,
     )
 

@@ -22,7 +22,7 @@ from sfpubsub.emulator.org.problems import BadValue
 from sfpubsub.emulator.org.records import values
 from sfpubsub.emulator.org.records.fields import Field, SObject
 from sfpubsub.emulator.org.records.late import LateEvents
-from sfpubsub.emulator.org.records.problems import RecordProblem, no_object
+from sfpubsub.emulator.org.records.problems import RecordProblem, no_object, no_record
 from sfpubsub.emulator.org.records.publishing import Publishing
 from sfpubsub.emulator.org.records.reading import Past, Reading
 from sfpubsub.emulator.org.records.schemas import ChangeSchema, change_schema
@@ -292,6 +292,43 @@ class Records(Reading):
                 self.publishing.publish(batch, changing.changes, user, origin)
             changing.finish()
 
+    # Changes without an event.
+
+    def derive(self, name: str, record_id: str, given: Mapping[str, Any]) -> None:
+        """Set fields that no event contains, as the org does by itself: the SystemModstamp of the
+        record moves, and nothing else changes.
+
+        Args:
+            name: Name of the object.
+            record_id: 15- or 18-character id.
+            given: Values by field name.
+
+        Raises:
+            RecordProblem: The record does not exist, a value is not valid, or a field does not
+                exist or can be in events.
+        """
+        of = self.describe(name)
+        kept = {}
+        for field_name, value in given.items():
+            field = of.field(field_name)
+            if field is None or field.in_events:
+                text = f"{of.name}.{field_name[:80]} is not a field that events leave out"
+                raise RecordProblem("INVALID_FIELD", text)
+            kept[field.name] = values.keep(field, value)
+        self._set_silently(of, record_id, kept)
+
+    def archive(self, name: str, record_id: str) -> None:
+        """Archive a record: queries no longer find it unless they include deleted records. Its
+        SystemModstamp moves; there is no event.
+
+        Raises:
+            RecordProblem: The record does not exist, or the object's records cannot be archived.
+        """
+        of = self.describe(name)
+        if not of.archivable:
+            raise RecordProblem("INVALID_TYPE", f"records of {of.name} cannot be archived")
+        self._set_silently(of, record_id, {"IsArchived": 1})
+
     # For transactions.
 
     def number(self, of: SObject) -> int:
@@ -337,6 +374,15 @@ class Records(Reading):
             self._purged[full] = cause
 
     # Internal.
+
+    def _set_silently(self, of: SObject, record_id: str, kept: Mapping[str, Any]) -> None:
+        full, table = values.full_id(record_id), self.table(of.name)
+        with self._bus.together() as batch:
+            row = table.get(full)
+            if row is None or row["IsDeleted"]:
+                raise no_record(record_id)
+            self._past.remember()
+            table.update(full, {**kept, "SystemModstamp": values.moment(batch.at)})
 
     def _compute(self, of: SObject) -> None:
         """Recompute the formula fields of all rows of an object, without publishing events."""

@@ -101,7 +101,7 @@ def plan(of: SObject, select: soql.Select, *, deleted: bool, owner: str | None =
     Args:
         of: The queried object.
         select: The query.
-        deleted: Whether to include rows in the Recycle Bin.
+        deleted: Whether to include rows in the Recycle Bin and archived rows.
         owner: Id of the only user whose rows are returned, if the object has the field OwnerId.
             None returns the rows of all users.
 
@@ -116,6 +116,8 @@ def plan(of: SObject, select: soql.Select, *, deleted: bool, owner: str | None =
     conditions, given = [], []
     if not deleted:
         conditions.append("NOT IsDeleted")
+        if of.archivable:
+            conditions.append("NOT IsArchived")
     if owner is not None and of.field("OwnerId"):
         conditions.append("OwnerId = ?")
         given.append(owner)

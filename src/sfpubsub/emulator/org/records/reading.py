@@ -273,7 +273,7 @@ class Reading:
         Args:
             text: The query in SOQL; see `soql`.
             user: The requesting user.
-            deleted: Whether to include rows in the Recycle Bin.
+            deleted: Whether to include rows in the Recycle Bin and archived rows.
 
         Raises:
             RecordProblem: The query cannot be parsed, uses an unknown object or field, or uses a
@@ -307,7 +307,7 @@ class Reading:
             text: The query in SOQL; see `soql`.
             user: The requesting user.
             size: Maximum number of rows in a page.
-            deleted: Whether to include rows in the Recycle Bin.
+            deleted: Whether to include rows in the Recycle Bin and archived rows.
 
         Raises:
             RecordProblem: As for `query`.

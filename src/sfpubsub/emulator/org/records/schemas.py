@@ -134,7 +134,9 @@ def change_schema(of: SObject, *, formulas: bool = False) -> ChangeSchema:
     parts: dict[str, tuple[int, int]] = {}
     written: set[str] = set()  # a named type may be defined once, and is then referenced by name
     for field in of.fields:
-        is_left_out = field.calculated and not (formulas and field.is_custom)
+        is_left_out = not field.in_events or (
+            field.calculated and not (formulas and field.is_custom)
+        )
         if field.name in _LEFT_OUT or field.compound or is_left_out:
             continue
         place = len(rows)
