@@ -118,6 +118,7 @@ class EmulatorServer:
         rights: Permission sets with View All: create, change, assign, take away.
         records: Objects and their records: create, change, delete, query.
         jobs: Jobs of the Bulk API.
+        api_calls: Counts the API calls of the last 24 hours: use them up, or give them back.
         faults: Failures to inject: add them here, and call `faults.assert_consumed()` at the end.
         clock: The time source; `clock.jump(seconds)` moves it forward.
         settings: The effective settings.
@@ -189,7 +190,7 @@ class EmulatorServer:
             store.run("DELETE FROM access_tokens")
             store.run("UPDATE managed SET committed = NULL")
         self._streams = OpenStreams()
-        self._api_calls = ApiCalls(self.settings.daily_api_requests)
+        self.api_calls: ApiCalls = ApiCalls(self.settings.daily_api_requests)
         self._sessions = Sessions(store, self.clock, self.settings)
         self._sessions.on_end(lambda: self.bus.bells.ring_all())
         self.rights: Rights = Rights(store, self.clock)
@@ -226,7 +227,7 @@ class EmulatorServer:
         self._commits = CommitHistory(
             {item.subscription_id: item.committed for item in self.managed.all()}
         )
-        self.jobs: Jobs = Jobs(store, self.records, self.clock, self.data_dir / "bulk")
+        self.jobs: Jobs = Jobs(store, self.records, self.clock, self.data_dir / "bulk", self.faults)
         self._closing.callback(self.jobs.stop)
         self.event_channels: EventChannels = EventChannels(store, self.bus)
         self.event_channels.adopt()
@@ -432,7 +433,7 @@ class EmulatorServer:
             self.jobs,
             self._store,
             self.event_channels,
-            self._api_calls,
+            self.api_calls,
         )
 
     def _bind(self, server: grpc.Server) -> int:

@@ -11,6 +11,7 @@ from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.server import EmulatorServer
 from tests.conftest import until
 from tests.emulator.records.support import events
+from tests.emulator.records.test_bulk import call, wait_for_job
 
 ACCOUNTS, ORDERS = "/data/AccountChangeEvent", "/data/Order__ChangeEvent"
 ALL = "/data/ChangeEvents"
@@ -97,3 +98,28 @@ def test_a_purged_record_vanishes_without_an_event(org, user):
     org.faults.assert_consumed()
     with pytest.raises(ValueError, match="no record"):
         org.faults.add(Fault("purge_record", record_id=record))
+
+
+def test_a_query_job_fails_or_is_aborted(org):
+    """A fault lets the next query job of an object fail, with an error message, or lets it be
+    aborted; the job has no results, and cannot be aborted again. Jobs of other objects complete.
+    """
+    asked = {"operation": "query", "query": "SELECT Id FROM Account"}
+    other = {"operation": "query", "query": "SELECT Id FROM Contact"}
+    org.start()
+    for state in ("Failed", "Aborted"):
+        org.faults.add(Fault("end_query_job", target="Account", state=state))
+        made = call(org, "POST", "/query", other).json
+        assert wait_for_job(org, "query", made["id"])["state"] == "JobComplete"
+        made = call(org, "POST", "/query", asked).json
+        ended = wait_for_job(org, "query", made["id"])
+        assert ended["state"] == state
+        assert ("QUERY_TIMEOUT" in ended.get("errorMessage", "")) is (state == "Failed")
+        assert call(org, "GET", f"/query/{made['id']}/results").status == 204
+        refused = call(org, "PATCH", f"/query/{made['id']}", {"state": "Aborted"})
+        assert refused.code == (400, "INVALIDJOBSTATE")
+    org.faults.assert_consumed()
+    made = call(org, "POST", "/query", asked).json
+    assert wait_for_job(org, "query", made["id"])["state"] == "JobComplete"
+    with pytest.raises(ValueError, match="state"):
+        Fault("end_query_job", state="Open")

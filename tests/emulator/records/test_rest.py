@@ -497,6 +497,22 @@ def test_daily_api_calls_are_limited(tmp_path):
         assert get("/sobjects").code == (403, "REQUEST_LIMIT_EXCEEDED")
 
 
+def test_api_calls_are_used_up_in_mid_run(shared, rest):
+    """An admin call uses up the org's API calls, so that all REST calls return 403, and gives them
+    back; it still works itself.
+    """
+    assert rest("POST", f"{ADMIN}/api-calls", {"remaining": 0}).json == {"remaining": 0}
+    assert rest("GET", "/sobjects").code == (403, "REQUEST_LIMIT_EXCEEDED")
+    assert rest("GET", "/limits").code == (403, "REQUEST_LIMIT_EXCEEDED")
+    assert rest("POST", f"{ADMIN}/api-calls", {"remaining": 1}).status == 200
+    assert rest("GET", "/sobjects").status == 200
+    assert rest("GET", "/sobjects").code == (403, "REQUEST_LIMIT_EXCEEDED")
+    for bad in ({"remaining": -1}, {"remaining": "1"}, {"most": 1}):
+        assert rest("POST", f"{ADMIN}/api-calls", bad).status == 400
+    assert rest("POST", f"{ADMIN}/api-calls", {}).status == 200
+    assert rest("GET", "/sobjects").status == 200
+
+
 def test_a_query_returns_the_users_view_all_permission(rest):
     """A query of UserPermissionAccess returns whether the user may view all records."""
     (row,) = find(rest, "SELECT PermissionsViewAllData FROM UserPermissionAccess").json["records"]

@@ -31,6 +31,9 @@ BAYEUX = tuple(
 CHANGE = "Change"
 """The name used for the publication of a change event in place of an RPC."""
 
+BULK = "BulkQuery"
+"""The name used for the query jobs of the Bulk API in place of an RPC."""
+
 _POLL = ("/meta/connect",)
 _STREAMS = ("Subscribe", "ManagedSubscribe")
 _MANAGED = ("ManagedSubscribe",)
@@ -53,7 +56,7 @@ class Kind:
 
     Attributes:
         rpcs: The calls in which a fault of this kind can occur: names from `RPCS`, `SIGN_IN`,
-            `BAYEUX` or `CHANGE`. Empty for an immediate kind.
+            `BAYEUX`, `CHANGE` or `BULK`. Empty for an immediate kind.
         params: Parameter names and defaults; the type of a default is the type of the parameter.
         text: Description shown on the web page and by `sfpubsub emulator faults kinds`.
         acts: Whether the kind is immediate: such a fault changes the org when it is added.
@@ -224,6 +227,19 @@ _CHANGES: dict[str, Kind] = {
     ),
 }
 
+_JOBS: dict[str, Kind] = {
+    "end_query_job": Kind(
+        (BULK,),
+        {
+            "state": "Failed",
+            "message": "InvalidBatch : Failed to process query: QUERY_TIMEOUT: Your query request"
+            " was running for too long.",
+        },
+        "The next query job of the Bulk API ends in the state Failed, with this errorMessage, or "
+        "in the state Aborted. The target is an object.",
+    ),
+}
+
 _ORG: dict[str, Kind] = {
     "expire_token": Kind(
         (),
@@ -280,6 +296,7 @@ KINDS: dict[str, Kind] = {
     **_SIGN_IN,
     **_COMETD,
     **_CHANGES,
+    **_JOBS,
     **_ORG,
 }
 """All kinds, by name."""

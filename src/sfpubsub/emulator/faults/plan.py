@@ -362,6 +362,7 @@ _ALLOWED: dict[str, Callable[[str, Any], bool]] = {
     "events": lambda _, value: value >= 1,
     "reconnect": lambda _, value: value in ("", "retry", "handshake", "none"),
     "text": lambda _, value: bool(value),
+    "state": lambda _, value: value in ("Failed", "Aborted"),
     "advance": lambda _, value: value <= _FAR,
 }
 """Functions that check the value of a parameter, by parameter name. The type is checked as well."""

@@ -20,6 +20,7 @@ responses are JSON.
     POST /admin/users    create or change a user: {"username": …, "password": …, "active": …}
     POST /admin/permission-sets create or change a permission set: {"name": …, "view_all": […],
                          "assign": […], …}
+    POST /admin/api-calls use up the org's API calls, or give them back: {"remaining": number}
     POST /admin/apps     create or change an app: {"client_id": …, "public_key": PEM, …}
 
 Every request needs `Authorization: Bearer <access token>`, and every POST a JSON body, so that an
@@ -311,6 +312,19 @@ def permission_set(world: World, body: Any) -> dict[str, Any]:
     except EmulatorProblem as error:
         raise _bad(str(error)) from error
     return {"id": made.set_id}
+
+
+def api_calls(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/api-calls: set how many API calls remain; without `remaining`, all of them."""
+    calls = world.api_calls
+    remaining = body.get("remaining", calls.most) if isinstance(body, dict) else None
+    if type(remaining) is not int or set(body) - {"remaining"}:
+        raise _bad('the body must be {"remaining": number}, or {} to give all calls back')
+    try:
+        calls.set_remaining(remaining, world.clock.now())
+    except ValueError as error:
+        raise _bad(str(error)) from error
+    return {"remaining": remaining}
 
 
 def app(world: World, body: Any) -> dict[str, Any]:

@@ -40,6 +40,21 @@ class ApiCalls:
             self._used += 1
             return True
 
+    def set_remaining(self, remaining: int, now: float) -> None:
+        """Let an org have this many calls left at `now` (seconds since the epoch), as if all others
+        had just been made: they become available again 24 hours later.
+
+        Raises:
+            ValueError: `remaining` is negative or above the limit.
+        """
+        if not 0 <= remaining <= self.most:
+            raise ValueError(f"remaining must be from 0 to {self.most}, not {remaining}")
+        with self._lock:
+            self._segments.clear()
+            self._used = self.most - remaining
+            if self._used:
+                self._segments.append((int(now // SEGMENT_S), self._used))
+
     def remaining(self, now: float) -> int:
         """Return how many more calls are allowed at `now` (seconds since the epoch)."""
         with self._lock:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sfpubsub.emulator.faults.kinds import BULK
+from sfpubsub.emulator.faults.plan import FaultPlan
 from sfpubsub.emulator.org.accounts import User
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.records import job_work
@@ -79,13 +81,17 @@ class Jobs:
         records: The records that the jobs read and change.
         clock: The org's clock.
         directory: The directory for the jobs' files; created if it does not exist.
+        faults: The fault plan.
     """
 
-    def __init__(self, store: Store, records: Records, clock: Clock, directory: Path) -> None:
+    def __init__(
+        self, store: Store, records: Records, clock: Clock, directory: Path, faults: FaultPlan
+    ) -> None:
         self._store = store
         self._records = records
         self._clock = clock
         self._directory = directory
+        self._faults = faults
         self._changed = threading.Condition()  # guards the fields below
         self._waiting: deque[Job] = deque()
         self._thread: threading.Thread | None = None
@@ -305,7 +311,7 @@ class Jobs:
                 job_work.query(self, self._records, self._store, job, user)
             else:
                 job_work.ingest(self, self._records, job, user)
-            ended: dict[str, Any] = {"state": "JobComplete"}
+            ended = self._end(job)
         except RecordProblem as problem:
             ended = {"state": "Failed", "errorMessage": f"{problem.code} : {problem.text}"}
         except Exception as error:  # noqa: BLE001 - a bug in the emulator must not end the thread
@@ -315,6 +321,19 @@ class Jobs:
             if not job.stopped.is_set():  # by an abort or a deletion, or because the emulator ends
                 took = max(1, round((self._clock.now() - started) * 1000))
                 self.change(job, **ended, totalProcessingTime=took)
+
+    def _end(self, job: Job) -> dict[str, Any]:
+        """Return how a job ends that has processed all of its rows: complete, unless a fault lets a
+        query job end otherwise.
+        """
+        fault = None
+        if job.is_query:
+            fault = self._faults.take("end_query_job", BULK, job.facts.get("object"))
+        if fault is None:
+            return {"state": "JobComplete"}
+        state = fault.params["state"]
+        told = {"errorMessage": fault.params["message"]} if state == "Failed" else {}
+        return {"state": state, **told}
 
 
 def _wrong_state(text: str) -> RecordProblem:
