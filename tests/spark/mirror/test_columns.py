@@ -174,6 +174,26 @@ def test_columns_are_added_and_never_changed():
     assert again == first
 
 
+def test_reads_differ_if_a_field_changed_its_type_or_came_back():
+    """What a read fills differs after a field has got another type, also if it gets the old one
+    back, and after a field has been hidden for some time. One line names such fields.
+    """
+    price = field("Price__c", "currency", precision=18, scale=2)
+    first = Columns.of(account(price, field("Note__c")))
+    assert Columns.of(account(price, field("Note__c")), first).filled == first.filled
+    wider = Columns.of(account(replace(price, scale=4), field("New__c")), first)
+    assert wider.filled == {"BillingAddress": 0, "Price__c__decimal_18_4": 0, "New__c": 0}
+    names = wider.schema.names
+    assert [names[n] for n in wider.unread(wider.filled)] == ["Note__c"]
+    assert wider.changes_since(first) == (
+        "New__c added; Note__c removed or hidden (their columns keep their values); "
+        "Price__c (decimal_18_4) of another type"
+    )
+    again = Columns.from_json(Columns.of(account(price, field("Note__c")), wider).to_json())
+    assert again.filled == {"Price__c": 1, "Note__c": 1, "BillingAddress": 0}
+    assert again.changes_since(again) == ""
+
+
 def test_new_part_of_a_compound_field_extends_its_struct():
     """A new part of a compound field is added at the end of the struct."""
     first = Columns.of(account())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import uuid
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,41 @@ def test_table_equals_its_object(world: World):
         world.settle(mirror)
         world.check()
         assert mirror.report.reads == 1
+
+
+def test_fields_that_change_or_go_are_followed_without_an_event(
+    world: World, caplog: pytest.LogCaptureFixture
+):
+    """A field whose scale changes is read again within an hour, although no event arrives. The
+    column of a field that is removed keeps its values, also when a record is read again, and the
+    object is read whole once the field is back. A line in the log names the fields.
+    """
+    records = world.emulator.records
+    account = records.describe("Account")
+    rate = {"name": "Rate__c", "type": "currency", "scale": 2}
+    old = {"name": "Old__c", "type": "string"}
+    records.put_object(account.with_field(rate).with_field(old))
+    (first,) = world.create(1, Rate__c=1.2345, Old__c="x")
+    with world.mirror() as mirror:
+        world.settle(mirror)
+        assert world.rows()[first]["Old__c"] == "x"
+        records.put_object(account.with_field({**rate, "scale": 4}))
+        world.pass_time(3600.0)
+        world.settle(mirror)
+        row = world.rows()[first]
+        assert (row["Rate__c__decimal_18_4"], row["Rate__c"]) == (Decimal("1.2345"), None)
+        assert row["Old__c"] == "x"
+        assert mirror.report.reads == 2
+        (text,) = [each for each in caplog.messages if "have changed" in each]
+        assert "Old__c removed" in text
+        assert "Rate__c (decimal_18_4)" in text
+        records.put_object(account.with_field({**rate, "scale": 4}).with_field(old))
+        records.update("Account", first, {"Old__c": "y"}, world.user)
+        world.pass_time(3600.0)
+        world.settle(mirror)
+        assert world.rows()[first]["Old__c"] == "y"
+        assert mirror.report.reads == 3
+        world.check()
 
 
 @pytest.mark.slow  # over a minute

@@ -15,7 +15,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from sfpubsub.spark.mirror import merging, reads
 from sfpubsub.spark.mirror.merging import Mirrored, apply_changes, merge_absence, merge_row
 from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, Read, Row, heals
-from sfpubsub.spark.tables.records import Change, Cue, Reason
+from sfpubsub.spark.tables.records import Change, Cue, Reason, Record
 from tests.spark.mirror import mirror_model
 from tests.spark.mirror.mirror_model import DivergedError, MirrorMachine
 from tests.spark.mirror.org_model import FIELDS, Org, time_of
@@ -354,6 +354,22 @@ def test_event_older_than_the_read_is_late():
     assert after.mirrored is not None
     assert after.mirrored.record.values[0] == "by the overflow"
     assert [entry.cue.reason for entry in after.added] == [Reason.LATE]
+
+
+def test_read_keeps_fields_that_it_did_not_select():
+    """A read that did not select a field, because it was removed or hidden, leaves the values that
+    known rows have in it; a row that is new has none.
+    """
+    row = Row(("2", None, None, "photo", None), unread=(1, 4))
+    old = Mirrored(
+        Record(("1", "s", "n", "p", "f"), False, True, None, None, None, None, 1, "READ")
+    )
+    after = merge_row(FIELDS, X, old, read(5), row, [], []).mirrored
+    assert after is not None
+    assert after.record.values == ["2", "s", None, "photo", "f"]
+    new = merge_row(FIELDS, X, None, read(5), row, [], []).mirrored
+    assert new is not None
+    assert new.record.values == row.values
 
 
 def test_create_keeps_fields_that_events_omit():

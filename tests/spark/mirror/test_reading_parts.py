@@ -128,8 +128,9 @@ def test_stored_notes_markers_and_reads_are_restored():
     be loaded too.
     """
     merge = Merge(
-        "Account", "object", 1, 2, READ, None, is_last=True, applied_seq=9, at=1.5, calls=3
-    )
+        "Account", "object", 1, 2, READ, None, is_last=True, applied_seq=9, at=1.5, calls=3,
+        filled={"Name": 1},
+    )  # fmt: skip
     for note in (
         merge,
         replace(merge, newest=replace(READ, since=None, until=None)),
@@ -142,7 +143,9 @@ def test_stored_notes_markers_and_reads_are_restored():
     old = {name: value for name, value in merge.to_note().items() if name != "ids"}
     old["laid"] = old.pop("applied_seq")
     assert note_of(old) == merge
-    marker = Marker(1, "object", AsOf(7, 3), until=AT, job="750", selected=("Id", "Name"))
+    marker = Marker(
+        1, "object", AsOf(7, 3), until=AT, job="750", selected=("Id", "Name"), filled={"Name": 1}
+    )
     assert Marker.from_json(marker.to_json()) == marker
     assert read_from(struct_of(READ)) == READ
     assert read_from(None) is None
@@ -246,9 +249,10 @@ def test_agenda_returns_what_is_due():
     with_formula = Columns("Account", (*COLUMNS.columns, formula))
     assert agenda.reason(account, COLUMNS, 0.0) is Reason.ASKED
     account.newest, account.read_at, account.selected = READ, 5.0, COLUMNS.selected
+    account.filled = COLUMNS.filled
     assert agenda.reason(account, COLUMNS, 100.0) is None
     assert agenda.reason(account, with_formula, 6.0) is Reason.ASKED
-    account.selected = with_formula.selected
+    account.selected, account.filled = with_formula.selected, with_formula.filled
     assert agenda.reason(account, with_formula, 14.0) is None
     assert agenda.reason(account, with_formula, 15.0) is Reason.FORMULA
     assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 24.0) == []
@@ -275,6 +279,27 @@ def test_state_of_an_object_says_first_what_it_waits_for():
     assert state_of({}, is_read=False, is_reading=True) == "first read"
     assert state_of({}, is_read=True, is_reading=True) == "reading"
     assert state_of({}, is_read=True, is_reading=False) == "current"
+
+
+def test_agenda_reads_an_object_again_after_a_change_of_its_fields():
+    """A full read is due if a field has another type or scale than in the last full read, or was
+    not visible for some time since; not if fields are gone. A describe is due every hour.
+    """
+    agenda = Agenda(refresh_formulas=0.0, sweep=0.0)
+    account = Account(newest=READ, selected=COLUMNS.selected, filled=COLUMNS.filled)
+    name, price, *others = COLUMNS.columns
+    wider = replace(price, name="Price__c__decimal_18_4", type=pa.decimal128(18, 4))
+    assert agenda.reason(account, Columns("Account", (name, wider, *others)), 0) is Reason.ASKED
+    back = replace(name, returns=1)
+    assert agenda.reason(account, Columns("Account", (back, price, *others)), 0) is Reason.ASKED
+    gone = replace(name, asked=(), described=False)
+    assert agenda.reason(account, Columns("Account", (gone, price, *others)), 0) is None
+    objects = ["Account", "Contact"]
+    assert agenda.to_describe(objects, {}, 0.0) == "Account"
+    assert agenda.to_describe(objects, {"Account": 10.0}, 10.0) == "Contact"
+    both = {"Account": 10.0, "Contact": 20.0}
+    assert agenda.to_describe(objects, both, 3609.0) is None
+    assert agenda.to_describe(objects, both, 3610.0) == "Account"
 
 
 def test_retry_delays_grow_up_to_ten_minutes():

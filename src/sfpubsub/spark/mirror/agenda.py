@@ -5,12 +5,17 @@ This module is pure: no Spark, no I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from sfpubsub.errors import QuotaExceededError
 from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.ledger import Account
 from sfpubsub.spark.tables.records import Reason
+
+# Seconds between requests for an object's describe result. A field that was added or changed, or
+# that the user may see since, is noticed within this time even if no event arrives. An object costs
+# 24 calls a day; the smallest allowance of an org is 15,000 (Salesforce documentation, API limits).
+DESCRIBE_EVERY = 3600.0
 
 # First and longest delay before a retry, in seconds; the delay doubles each time. The longest is
 # short compared with the 72 h for which the service retains events.
@@ -54,8 +59,25 @@ class Agenda:
         """
         if account.newest is None or set(columns.selected) - set(account.selected):
             return Reason.ASKED  # the first read, or fields were added in the org
+        if any(account.filled.get(name) != number for name, number in columns.filled.items()):
+            return Reason.ASKED  # a field has another type, or was not visible for some time
         if columns.unreported and self._is_due(account.read_at, self._refresh_formulas, now):
             return Reason.FORMULA
+        return None
+
+    def to_describe(
+        self, objects: Iterable[str], described: Mapping[str, float], now: float
+    ) -> str | None:
+        """Return the name of an object whose describe result is due; None if none is due.
+
+        Args:
+            objects: Names of the objects.
+            described: When each object was last described by this process.
+            now: Current time, on the same clock.
+        """
+        for name in objects:
+            if name not in described or now - described[name] >= DESCRIBE_EVERY:
+                return name
         return None
 
     def to_sweep(self, accounts: Iterable[tuple[str, Account]], now: float) -> list[str]:

@@ -15,6 +15,7 @@ This module is pure: no Spark session, no I/O.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -52,6 +53,8 @@ class Columns:
         found = [replace(each, asked=(), parts=(), described=False) for each in old]
         for field in described(description):
             _take(found, field)
+        before = {each.name: each for each in old}
+        found = [_with_returns(each, before.get(each.name)) for each in found]
         return cls(description.name, tuple(found), reported)
 
     @classmethod
@@ -111,6 +114,48 @@ class Columns:
         """Names of the fields that a read selects, ``Id`` first."""
         return ("Id", *(name for each in self.columns for name in each.asked))
 
+    @property
+    def filled(self) -> dict[str, int]:
+        """Names of the columns that a read fills, each with its `Column.returns`.
+
+        A field whose type changes gets another column, so two reads with equal results selected the
+        same fields with the same types.
+        """
+        return {each.name: each.returns for each in self.columns if each.asked}
+
+    def unread(self, filled: Iterable[str]) -> tuple[int, ...]:
+        """Return the indexes of the columns whose values a read leaves as they were.
+
+        These are the columns of fields that the read did not select, because they had been removed
+        or hidden. The former column of a field whose type has changed is not one of them.
+
+        Args:
+            filled: Names of the columns that the read filled.
+        """
+        names = frozenset(filled)
+        fields = {each.field.lower() for each in self.columns if each.name in names}
+        columns = enumerate(self.columns)
+        return tuple(n for n, each in columns if each.field.lower() not in fields)
+
+    def changes_since(self, old: Columns) -> str:
+        """Return which fields the org has added, removed or changed; empty if none.
+
+        A field that becomes visible or hidden counts as added or removed.
+        """
+        before, now = _by_field(old), _by_field(self)
+        kinds = {
+            "added": [name for name in now if name not in before],
+            "removed or hidden (their columns keep their values)": [
+                name for name in before if name not in now
+            ],
+            "of another type": [
+                f"{name} ({type_word(column.type)})"
+                for name, column in now.items()
+                if name in before and before[name].name != column.name
+            ],
+        }
+        return "; ".join(f"{', '.join(names)} {kind}" for kind, names in kinds.items() if names)
+
     def from_events(self, plan: Plan) -> dict[str, str]:
         """Return the SQL expressions that compute columns from a row of the typed table.
 
@@ -152,7 +197,7 @@ class Columns:
         rows = [
             [
                 kind["type"], each.name, each.field, each.comment, each.asked, each.parts,
-                each.calculated, each.is_time, each.described,
+                each.calculated, each.is_time, each.described, each.returns,
             ]
             for kind, each in zip(types, self.columns, strict=True)
         ]  # fmt: skip
@@ -184,6 +229,17 @@ class Columns:
 
 def _metadata(column: Column) -> dict[str, str] | None:
     return {"comment": column.comment} if column.comment else None
+
+
+def _with_returns(column: Column, before: Column | None) -> Column:
+    if before is None:
+        return column
+    returns = before.returns + (column.described and not before.described)
+    return replace(column, returns=returns)
+
+
+def _by_field(columns: Columns) -> dict[str, Column]:
+    return {name: each for each in columns.columns for name in each.asked}
 
 
 def _take(columns: list[Column], new: Column) -> None:

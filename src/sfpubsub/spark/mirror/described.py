@@ -79,6 +79,10 @@ class Column:
     """Whether the org describes the field, so a read fills the column. False for a field that
     only events have, that the org has removed, or whose type has changed.
     """
+    returns: int = 0
+    """How often the org described the field again after it had not described it. Values that were
+    read before that may have changed without an event that the user could see.
+    """
 
 
 def described(description: ObjectDescription) -> Iterator[Column]:

@@ -76,6 +76,8 @@ class Merging:
     """Open queue entries that concern all records, or all records with an id prefix."""
     newest: Read | None = None
     """The newest read of the whole object that was merged completely; None before the first."""
+    unread: tuple[int, ...] = ()
+    """Indexes of the columns that the read did not select; see `Columns.unread`."""
 
     @property
     def input(self) -> pa.Schema:
@@ -257,7 +259,7 @@ def _take(
         known.read = replace(_read_of(merging), until=until)
         known.is_absent = part == ABSENT
         if part == FOUND:
-            known.row = Row(values, bool(facts["_is_deleted"]))
+            known.row = Row(values, bool(facts["_is_deleted"]), merging.unread)
 
 
 def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[Any, ...]]:

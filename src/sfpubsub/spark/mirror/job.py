@@ -106,6 +106,7 @@ class Mirror:
         self._clock, self._wall = clock, wall
         self._objects = list(dict.fromkeys(objects))
         self._described: dict[str, ObjectDescription] = {}
+        self._described_at: dict[str, float] = {}
         self._stopping = threading.Event()
         self._fetching = Fetching(self._stopping)
         self._report = MirrorReport()
@@ -264,7 +265,12 @@ class Mirror:
         events = self._hand.may_have_changes(state.written)
         if self._hand.is_between or not state.is_anchored:
             return events and self._hand.apply_changes(state.written)
-        if self._ask_for_gaps(state.gaps) or self._end_reading() or self._ask_for_objects():
+        if (
+            self._ask_for_gaps(state.gaps)
+            or self._end_reading()
+            or self._describe_next()
+            or self._ask_for_objects()
+        ):
             return True
         while True:
             merge = self._fetching.has_pieces
@@ -294,6 +300,7 @@ class Mirror:
             and self._fetching.is_idle
             and not any(self._hand.entries().values())
             and not self._sweeps()
+            and self._to_describe() is None
             and all(self._ledger.of(name).newest is not None for name in self._objects)
         )
 
@@ -391,6 +398,26 @@ class Mirror:
     def _has_new_gap(self, gaps: Sequence[KeptGap]) -> bool:
         """Return whether *gaps* contains one that is not known to have led to reads."""
         return {gap.name for gap in gaps} != self._gaps
+
+    def _describe_next(self) -> bool:
+        """Describe an object again if that is due, and return whether one was described."""
+        name = self._to_describe()
+        if name is None or not self._failures.may_ask(self._clock()):
+            return False
+        try:
+            self.tables.objects[name].describe()
+        except SfPubSubError as error:
+            self._fail(name, error)
+            if scope_of(error) is not Scope.ORG:  # otherwise it is repeated after the back-off
+                self._described_at[name] = self._clock()
+            return False
+        return True
+
+    def _to_describe(self) -> str | None:
+        if not self._budget.may_read(self._wall(), self._reader.calls):
+            return None
+        may_read = [name for name in self._objects if self.waiting.may_read(name)]
+        return self._agenda.to_describe(may_read, self._described_at, self._clock())
 
     def _ask_for_objects(self) -> bool:
         """Request the next read that is due: a first read, or one for new fields or stale formulas.
@@ -508,6 +535,7 @@ class Mirror:
             raise error
         if not can_resume(error):
             self._fetching.give_up(name)
+            self._described_at.pop(name, None)  # the read may have named a field that is gone
         self._failures.failed(name, error, self._clock(), self._wall())
 
     def _merge_next(self) -> bool:
@@ -542,6 +570,7 @@ class Mirror:
             at=now,
             size=size,
             ids=id_range(new),
+            filled=marker.filled,
         )
         if size:
             self._hand.do(merge)
@@ -566,6 +595,7 @@ class Mirror:
 
     def _describe(self, name: str) -> ObjectDescription:
         self._described[name] = found = self._reader.describe(name)
+        self._described_at[name] = self._clock()
         return found
 
 

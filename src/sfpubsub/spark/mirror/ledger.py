@@ -9,7 +9,8 @@ This module never writes.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pyspark.sql import functions as f
 
@@ -32,6 +33,8 @@ class Account:
     """Time when `newest` was merged, in seconds since the epoch."""
     selected: tuple[str, ...] = ()
     """Fields that `newest` selected."""
+    filled: Mapping[str, int] = field(default_factory=dict)
+    """Columns that `newest` filled; see `Marker.filled`."""
     swept_at: float | None = None
     """Time of the last comparison of ids, in seconds since the epoch; None before the first."""
     records: int | None = None
@@ -57,6 +60,7 @@ class Account:
             if note.is_last:
                 self.newest, self.read_at = note.read, note.at
                 self.selected, self.records = note.selected, note.records
+                self.filled = note.filled
         elif isinstance(note, Sweep):
             self.merged = max(self.merged, note.last)
             self.swept_at, self.records = note.at, note.records

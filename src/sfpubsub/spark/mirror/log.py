@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -71,6 +71,8 @@ class Marker:
     """For a read by queries: the last record id of this piece."""
     selected: tuple[str, ...] = ()
     """Selected fields, in the order of the query."""
+    filled: Mapping[str, int] = field(default_factory=dict)
+    """The columns that the read fills: `Columns.filled`; empty for a sweep."""
     rows: int = 0
     """Number of rows of the read so far."""
     size: int = 0

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sfpubsub.spark.mirror.reads import Entry, Read, Row, heals
 from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, Record
@@ -118,7 +119,7 @@ def merge_row(
     if is_outdated(read, mirrored, newest):
         return Outcome(mirrored)
     healed, open_entries = _sorted_out(record_id, read, entries)
-    base = Record(row.values, row.is_deleted, True, None, None, None, None, 0, READ)
+    base = Record(_values(row, mirrored), row.is_deleted, True, None, None, None, None, 0, READ)
     fold = Fold(fields, _placed(base, mirrored, read), since=read.since, until=read.until)
     _apply(fold, changes, [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
@@ -126,6 +127,15 @@ def merge_row(
     found = [Entry(record_id, cue) for cue in fold.cues]
     added = [each for each in found if each not in open_entries and not heals(read, each)]
     return Outcome(Mirrored(fold.record, read), tuple(added), healed)
+
+
+def _values(row: Row, mirrored: Mirrored | None) -> Sequence[Any]:
+    if mirrored is None or not row.unread:
+        return row.values
+    values = list(row.values)
+    for number in row.unread:
+        values[number] = mirrored.record.values[number]
+    return values
 
 
 def merge_absence(

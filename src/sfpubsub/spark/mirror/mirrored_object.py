@@ -8,6 +8,7 @@ is the same for all records that are known only from a read, so it is computed o
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial, reduce
@@ -42,6 +43,8 @@ from sfpubsub.spark.raw.frames import spark_schema, sql_text
 from sfpubsub.spark.tables.folding import CURRENT, FLAGS
 from sfpubsub.spark.tables.records import Fields
 from sfpubsub.spark.tables.target import Target, parquet_of
+
+_log = logging.getLogger("sfpubsub.spark")
 
 # Value of the fact ``kind`` stored with the table.
 KIND = "mirror"
@@ -109,9 +112,15 @@ class MirroredObject:
         return self.columns
 
     def _described(self) -> Columns:
-        return Columns.of(self._describe(self.entity), self._columns)
+        new = Columns.of(self._describe(self.entity), self._columns)
+        changes = "" if self._columns is None else new.changes_since(self._columns)
+        if changes:
+            _log.warning("the fields of %s have changed in the org: %s", self.entity, changes)
+        return new
 
     def _keep(self, columns: Columns, schemas: list[str]) -> None:
+        if columns == self._columns and schemas == self._schemas:
+            return
         kept = pa.schema([*_ID, *columns.schema, *FLAGS, *READ])
         facts = {
             "kind": KIND,

@@ -8,7 +8,7 @@ therefore repeat an interrupted step. This module is pure: no Spark, no I/O.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -45,6 +45,8 @@ class Merge:
     """Lowest and highest id of the rows in the pieces; None if they are not known."""
     calls: int = 0
     """Number of requests made to the org since the last note that counted them."""
+    filled: Mapping[str, int] = field(default_factory=dict)
+    """The columns that the read fills; see `Marker.filled`."""
     selected: tuple[str, ...] = ()
     """With `is_last`: the fields that the read selected."""
     records: int | None = None

@@ -54,6 +54,10 @@ class Reading:
         """The object's name."""
         return self.columns.entity
 
+    def filled(self, kind: Kind) -> Mapping[str, int]:
+        """Return the columns that a read of *kind* fills; see `Columns.filled`."""
+        return {} if kind == "sweep" else self.columns.filled
+
     def selected(self, kind: Kind) -> tuple[str, ...]:
         """Return the names of the fields that a read of *kind* selects."""
         if kind == "sweep":
@@ -98,7 +102,8 @@ class OrgReads:
             of: The object to read.
             as_of: What the read is guaranteed to contain; the result of `reads.as_of`.
         """
-        marker = Marker(0, wanted.kind, as_of, selected=of.selected(wanted.kind))
+        selected, filled = of.selected(wanted.kind), of.filled(wanted.kind)
+        marker = Marker(0, wanted.kind, as_of, selected=selected, filled=filled)
         if wanted.kind == "ids":
             yield self._by_ids(wanted.record_ids, of, marker)
             return
@@ -119,8 +124,13 @@ class OrgReads:
             last: Marker of the newest piece that was stored. It must not be the read's final piece.
 
         Raises:
-            ReadExpiredError: The job no longer exists in the org: start a new read.
+            ReadExpiredError: The job no longer exists in the org, or the object's fields have
+                changed: start a new read.
         """
+        if last.filled != of.filled(last.kind):
+            raise ReadExpiredError(
+                f"the fields of {of.entity} have changed since its read began: the read starts over"
+            )
         if last.job is not None:
             yield from self._by_job(of, last)
         else:

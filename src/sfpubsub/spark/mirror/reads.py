@@ -94,6 +94,8 @@ class Row:
     """One value for each of `Fields.columns`."""
     is_deleted: bool = False
     """True for a record in the Recycle Bin, as returned by queryAll."""
+    unread: tuple[int, ...] = ()
+    """Indexes of the columns that the read did not select, whose known values are kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,7 +216,10 @@ class MirrorTables:
             plan = step.decoding(found.event_type) if found.typed.exists() else None
             queued = self.queue.of(note.entity, number)
             about_all = [each for each in map(entry_of, queued) if each.is_about_all]
-            merging = found.merging(plan, read=note.read, entries=about_all, newest=note.newest)
+            unread = found.columns.unread(note.filled)
+            merging = found.merging(
+                plan, read=note.read, entries=about_all, newest=note.newest, unread=unread
+            )
             one = [row for row in queued if not entry_of(row).is_about_all]
             make = self._absent if note.is_last else self._returned
             with ExitStack() as cached:
