@@ -1,6 +1,7 @@
-# Sourced by the other scripts: creates .venv with the given extras, and activates it.
+# Sourced by the other scripts: creates .venv with the given extras and dependency group,
+# and activates it.
 #
-#   prepare EXTRAS        for example: prepare emulator,spark
+#   prepare EXTRAS [GROUP]     for example: prepare emulator,spark; prepare all,docs dev
 #
 # Requires only Python 3.11 or newer with its venv module. Installs again only if the project's
 # requirements or the extras have changed.
@@ -18,37 +19,49 @@ find_python() {
   return 1
 }
 
-# Installs into a virtual environment with uv, which is many times as fast as pip and is installed
-# there if the machine does not have it; with pip if uv cannot be used.
+# Installs into a virtual environment with uv, which is many times as fast as pip. If the machine
+# does not have it, it is installed once, for all environments; pip is used if that fails.
 #
 #   install VENV ARGUMENTS     ARGUMENTS are those of pip install
 install() {
-  local venv=$1 uv
+  local venv=$1 uv=$PWD/.venv-uv/bin/uv
   shift
-  uv=$(command -v uv) || {
-    uv=$venv/bin/uv
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-      --constraint constraints.txt uv || true
-  }
+  if command -v uv >/dev/null; then
+    uv=$(command -v uv)
+  elif [ ! -x "$uv" ]; then
+    { "$(find_python)" -m venv .venv-uv && .venv-uv/bin/python -m pip install --quiet \
+      --disable-pip-version-check --constraint constraints.txt uv; } || true
+  fi
   # Versions are pinned, so what is in uv's cache is what the index has; and a mirror that does not
   # say so would have PySpark fetched and built again.
   "$uv" pip install --quiet --offline --python "$venv/bin/python" "$@" 2>/dev/null ||
     "$uv" pip install --quiet --python "$venv/bin/python" "$@" ||
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+    install_with_pip "$venv" "$@"
+}
+
+# The same with pip. Only pip 25.1 and later know dependency groups.
+install_with_pip() {
+  local python=$1/bin/python
+  shift
+  { "$python" -m pip --version || "$python" -m ensurepip; } >/dev/null
+  "$python" -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+  "$python" -m pip install --quiet --disable-pip-version-check "$@"
 }
 
 prepare() {
-  local extras=$1 venv=${SFPUBSUB_VENV:-.venv} python wanted
+  local extras=$1 group=${2:-} venv=${SFPUBSUB_VENV:-.venv} python wanted
   python=$(find_python)
-  wanted="$extras $("$python" --version) $(cat pyproject.toml constraints.txt | cksum)"
+  wanted="$* $("$python" --version) $(cat pyproject.toml constraints.txt | cksum)"
   if [ "$(cat "$venv/.prepared" 2>/dev/null)" != "$wanted" ]; then
     echo "installing sfpubsub[$extras] into $venv with $("$python" --version)" >&2
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-    install "$venv" --constraint constraints.txt --editable ".[$extras]"
+    install "$venv" --constraint constraints.txt --editable ".[$extras]" ${group:+--group "$group"}
     echo "$wanted" >"$venv/.prepared"
   fi
   # shellcheck disable=SC1091
   . "$venv/bin/activate"
+  # Behind everything else: the environment's own Python must be the one that is found.
+  [ ! -d .venv-uv ] || PATH=$PATH:$PWD/.venv-uv/bin
 }
 
 # Finds a Java runtime for Spark, or installs one from PyPI.

@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
-prepare all,dev
+prepare all,docs dev
 prepare_native || exit 0
 unset SFPUBSUB_NATIVE
 

@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
 
-prepare all,dev
+prepare all,docs dev
 prepare_java
 storms="${1:-20}"
 seed="${2:-$((RANDOM * 32768 + RANDOM))}"

@@ -34,6 +34,12 @@ with contextlib.suppress(ModuleNotFoundError):  # not installed in Iceberg's env
     hypothesis.settings.load_profile("sfpubsub")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests that run an emulator in this process."""
+    if "run_emulator" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.emulator)
+
+
 def pytest_report_header() -> str:
     """Return a line with the versions of Python, gRPC and protobuf for the report's header."""
     import grpc

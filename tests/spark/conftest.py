@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyspark
 import pytest
-from pyspark.sql import SparkSession
 
-from sfpubsub.spark.runtime.session import spark_session
 from tests import java
 from tests.spark.object_store import ASKED_FOR, ObjectStore
 from tests.spark.object_store import object_store as serve_objects
 
-TABLE_FORMAT = "iceberg" if pyspark.__version__.startswith("4.1.") else "delta"
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# PySpark is not installed in the environment of scripts/quick.sh.
+HAS_SPARK = find_spec("pyspark") is not None
+
+TABLE_FORMAT = "iceberg" if HAS_SPARK and version("pyspark").startswith("4.1.") else "delta"
 
 
 def lake_settings(directory: Path) -> dict[str, str]:
@@ -48,6 +54,9 @@ def _quick_java() -> Iterator[None]:
 
     They apply to the Spark session and to the commands that tests start.
     """
+    if not HAS_SPARK:
+        yield
+        return
     with pytest.MonkeyPatch.context() as patch:
         for name, value in java.environment().items():
             patch.setenv(name, value)
@@ -75,6 +84,8 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSto
 @pytest.fixture(scope="session")
 def spark(lake: Path, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """A Spark session with the jars of `TABLE_FORMAT`."""
+    from sfpubsub.spark.runtime.session import spark_session
+
     settings = lake_settings(lake)
     if ASKED_FOR in os.environ:
         settings |= request.getfixturevalue("object_store").settings

@@ -16,9 +16,8 @@ import urllib.request
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
-
-import pyspark
 
 from sfpubsub.spark.runtime.java import private_directory
 
@@ -30,9 +29,11 @@ BUCKET = "lake"
 # Tests check that this secret is never printed or logged.
 SECRET = "planted-object-store-secret"
 
-# Jars for Spark's Hadoop version, and the database driver of Iceberg's catalog.
-_HADOOP = {"4.1": "3.4.2", "4.2": "3.5.0"}[pyspark.__version__[:3]]
-PACKAGES = (f"org.apache.hadoop:hadoop-aws:{_HADOOP}", "org.xerial:sqlite-jdbc:3.50.3.0")
+# Spark's Hadoop version, by version of PySpark.
+_HADOOP = {"4.1": "3.4.2", "4.2": "3.5.0"}
+
+# The database driver of Iceberg's catalog.
+_SQLITE = "org.xerial:sqlite-jdbc:3.50.3.0"
 
 # Longest wait for the server to start, in seconds.
 _START = 60.0
@@ -95,18 +96,20 @@ class ObjectStore:
 
 
 def _jars() -> dict[str, str]:
-    """Return the Spark setting that provides the jars of `PACKAGES`.
+    """Return the Spark setting that provides the jars for Hadoop's S3 client and Iceberg's catalog.
 
     Jars that are already downloaded go on the class path, because any other setting would make
     Spark copy these large files.
     """
     jars = private_directory() / "ivy" / "jars"
-    wanted = [_file(jars, package) for package in PACKAGES]
+    hadoop = _HADOOP[version("pyspark")[:3]]
+    packages = (f"org.apache.hadoop:hadoop-aws:{hadoop}", _SQLITE)
+    wanted = [_file(jars, package) for package in packages]
     sdk = sorted(jars.glob("software.amazon.awssdk_bundle-*.jar"))
     more = sorted(jars.glob("software.amazon.s3.analyticsaccelerator_*.jar"))
     if not sdk or not more or not all(zipfile.is_zipfile(path) for path in [*wanted, *sdk]):
-        return {"spark.jars.packages": ",".join(PACKAGES)}
-    found = [*wanted, sdk[-1] if _HADOOP == "3.5.0" else sdk[0], *more[-1:]]
+        return {"spark.jars.packages": ",".join(packages)}
+    found = [*wanted, sdk[-1] if hadoop == "3.5.0" else sdk[0], *more[-1:]]
     return {"spark.driver.extraClassPath": ":".join(map(str, found))}
 
 

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from sfpubsub.durable import sync
 from sfpubsub.types.events import KEY_BYTES
 
-Numbers = npt.NDArray[np.uint64]
+Numbers: TypeAlias = npt.NDArray[np.uint64]
 
 _COLUMNS = 3
 RECORD_BYTES = 8 * _COLUMNS
