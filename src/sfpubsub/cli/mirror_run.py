@@ -45,7 +45,8 @@ class MirrorRun:
     """Runs a mirror: its stream, its tables, and its reads from the org.
 
     Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
-    The stream and its raw table are opened next, and the derived tables last.
+    The stream and its raw table are opened next, and the derived tables last. The org is asked
+    about the objects only after that, so that events are ingested even if it does not answer.
 
     Raises:
         ConfigurationError: A setting is missing or not valid.
@@ -94,15 +95,12 @@ class MirrorRun:
         """Run until a stop is requested. With *once*, also end when the tables match the org."""
         from sfpubsub.rest import OrgReader
         from sfpubsub.spark.mirror.job import Mirror
-        from sfpubsub.spark.mirror.rights import check_rights
         from sfpubsub.spark.mirror.stream import MirrorStream
         from sfpubsub.spark.runtime.session import spark_session
         from sfpubsub.types import StartPosition
 
         http = HttpClient.from_settings(self._settings)
         reader = OrgReader(self._sessions, http=http)
-        check_rights(reader, self._objects)  # before Spark starts, which takes seconds
-        self._report_unselected(http)
         steps = StepWatch()
         with ExitStack() as opened:
             monitor = opened.enter_context(
@@ -170,7 +168,8 @@ class MirrorRun:
             monitor.follow_counts(self._samples)
             stop.tell(mirror.stop)
             gc.freeze()
-            stream.begin()
+            stream.begin()  # before any request to the org, whose limit of calls may be used up
+            self._report_unselected(http)
             say(f"waiting until the stream from {self._source} has a start position")
             try:
                 mirror.run(stream.state, once=once)

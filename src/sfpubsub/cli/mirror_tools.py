@@ -65,6 +65,14 @@ margin_option = click.option(
 )
 @click.option("--add", metavar="OBJECT", help="Also mirror OBJECT from now on.")
 @click.option(
+    "--remove", metavar="OBJECT", help="Stop mirroring OBJECT. Its rows stay as they are."
+)
+@click.option(
+    "--abandon-read",
+    metavar="OBJECT",
+    help="Give up the running or interrupted read of OBJECT. A new one begins when it is due.",
+)
+@click.option(
     "--pause",
     is_flag=True,
     help="Stop reading records and updating tables until a signal is sent with --resume. Events "
@@ -78,6 +86,8 @@ def signal(
     reread: str | None,
     where: str | None,
     add: str | None,
+    remove: str | None,
+    abandon_read: str | None,
     pause: bool,
     resume: bool,
     conf: tuple[tuple[str, str], ...],
@@ -92,12 +102,18 @@ def signal(
         asked.append(("reread", reread))
     if add is not None:
         asked.append(("add", add))
+    if remove is not None:
+        asked.append(("remove", remove))
+    if abandon_read is not None:
+        asked.append(("abandon-read", abandon_read))
     if pause:
         asked.append(("pause", None))
     if resume:
         asked.append(("resume", None))
     if len(asked) != 1:
-        raise click.UsageError("use exactly one of --reread, --add, --pause and --resume")
+        raise click.UsageError(
+            "use exactly one of --reread, --add, --remove, --abandon-read, --pause and --resume"
+        )
     if where is not None and reread is None:
         raise click.UsageError("--where requires --reread")
     _check_spark("sfpubsub mirror signal")

@@ -8,7 +8,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from sfpubsub.spark.mirror.queue import MirrorQueue, entry_row
+from sfpubsub.spark.mirror.bounded import entry_row
+from sfpubsub.spark.mirror.queue import MirrorQueue
 from sfpubsub.spark.mirror.reads import AsOf, Read
 from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.records import Cue, Reason

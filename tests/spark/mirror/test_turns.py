@@ -217,12 +217,12 @@ def test_object_that_is_gone_is_looked_at_again_at_most_hourly():
     now, looks = 0.0, []
     for _ in range(9):
         assert failures.failed("Account", gone, now, now) is Scope.GONE
-        delay = next(d for d in range(10**4) if failures.to_look(now + d))
+        delay = next(d for d in range(10**4) if failures.may_look("Account", now + d))
         looks.append(delay)
         now += delay
     assert looks == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
     assert waiting.of("Account")[Why.GONE].since == 0.0
     assert not failures.may_read("Account", now)
-    failures.came_back("Account")
+    assert failures.is_there("Account")
     assert failures.may_read("Account", now)
-    assert not failures.to_look(now)
+    assert not failures.is_there("Account")

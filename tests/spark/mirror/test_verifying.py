@@ -21,9 +21,10 @@ from pyspark.sql import SparkSession
 from sfpubsub.cli.main import run
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.rest import OrgReader
+from sfpubsub.spark.mirror.bounded import entry_row
 from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.mailbox import Mailbox
-from sfpubsub.spark.mirror.queue import MirrorQueue, entry_row
+from sfpubsub.spark.mirror.queue import MirrorQueue
 from sfpubsub.spark.mirror.values import of_json
 from sfpubsub.spark.mirror.verifying import Difference, Verification, Why
 from sfpubsub.spark.runtime.session import frame_of_rows

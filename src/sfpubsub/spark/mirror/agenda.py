@@ -57,6 +57,8 @@ class Agenda:
             columns: The columns of its table.
             now: Current time, in seconds since the epoch.
         """
+        if account.is_removed:
+            return Reason.GAP  # it is mirrored again, and its rows are outdated
         if account.newest is None or set(columns.selected) - set(account.selected):
             return Reason.ASKED  # the first read, or fields were added in the org
         if any(account.filled.get(name) != number for name, number in columns.filled.items()):

@@ -144,14 +144,15 @@ class Failures:
             self._waiting.end(entity, Why.READ)
         return self._waiting.may_read(entity)
 
-    def to_look(self, clock: float) -> list[str]:
-        """Return the objects that were gone, and that the org has to be asked about again."""
-        return [name for name, look in self._looks.items() if look.is_over(clock)]
+    def may_look(self, entity: str, clock: float) -> bool:
+        """Return whether the org may be asked now whether it has an object."""
+        waits = (self._looks.get(entity), self._own.get(entity))
+        return all(each is None or each.is_over(clock) for each in waits)
 
-    def came_back(self, entity: str) -> None:
-        """Record that the org has an object again."""
+    def is_there(self, entity: str) -> bool:
+        """Record that the org has an object, and return whether it was gone."""
         self._looks.pop(entity, None)
-        self._waiting.end(entity, Why.GONE)
+        return self._waiting.end(entity, Why.GONE)
 
     def forget(self, entity: str) -> None:
         """Remove all records of an object that is no longer mirrored."""

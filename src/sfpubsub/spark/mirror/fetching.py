@@ -53,6 +53,8 @@ class Fetching:
         self._ready: deque[tuple[str, Marker]] = deque()  # the background thread appends to it
         self._under_way: tuple[str, Future[None]] | None = None
         self._last: dict[str, Marker] = {}
+        self._lock = threading.Lock()  # guards changes of `_ready`
+        self._abandoned = threading.Event()
 
     def __enter__(self) -> Fetching:
         self._background.__enter__()
@@ -63,8 +65,8 @@ class Fetching:
         self._background.__exit__(None, None, None)
 
     def check_stop(self) -> None:
-        """Raise StoppedError if the job is stopping."""
-        if self._stopping.is_set():
+        """Raise StoppedError if the job is stopping, or the running read was abandoned."""
+        if self._stopping.is_set() or self._abandoned.is_set():
             raise StoppedError
 
     @property
@@ -100,6 +102,23 @@ class Fetching:
         """Forget an object's interrupted read, which cannot be resumed."""
         self._last.pop(entity, None)
 
+    def abandon(self, entity: str) -> bool:
+        """Stop an object's read, and forget its pieces.
+
+        Returns:
+            Whether that is done. Otherwise the read is still ending: call this again after `ended`
+            has returned it.
+        """
+        if self._under_way is not None and self._under_way[0] == entity:
+            self._abandoned.set()
+            return False
+        self.give_up(entity)
+        with self._lock:
+            kept = [each for each in self._ready if each[0] != entity]
+            self._ready.clear()
+            self._ready.extend(kept)
+        return True
+
     def left(self, entity: str, markers: Iterable[Marker], merged: int) -> None:
         """Restore the state of an object's reads from the log that an earlier process left.
 
@@ -127,11 +146,13 @@ class Fetching:
         def work() -> None:
             for marker in read():
                 self._last[entity] = marker
-                self._ready.append((entity, marker))
+                with self._lock:
+                    self._ready.append((entity, marker))
                 while len(self._ready) >= _AHEAD:
                     self.check_stop()
                     self._stopping.wait(_POLL)
 
+        self._abandoned.clear()
         self._under_way = entity, self._background.start(work)
 
     def ended(self) -> Ended | None:
@@ -148,10 +169,15 @@ class Fetching:
         All waiting pieces of the read are returned, because merging several pieces costs little
         more than merging one. Return None if no pieces are waiting.
         """
-        if not self._ready:
-            return None
-        entity, first = self._ready.popleft()
-        found = [first]
-        while self._ready and self._ready[0][0] == entity and self._ready[0][1].read == first.read:
-            found.append(self._ready.popleft()[1])
+        with self._lock:
+            if not self._ready:
+                return None
+            entity, first = self._ready.popleft()
+            found = [first]
+            while self._ready:
+                name, marker = self._ready[0]
+                if name != entity or marker.read != first.read:
+                    break
+                found.append(marker)
+                self._ready.popleft()
         return entity, found

@@ -22,8 +22,6 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import (
     ConfigurationError,
-    PermissionDeniedError,
-    RequestRefusedError,
     SfPubSubError,
     WriteError,
 )
@@ -38,7 +36,7 @@ from sfpubsub.spark.mirror.hand import StepRunner
 from sfpubsub.spark.mirror.ledger import Ledger
 from sfpubsub.spark.mirror.log import Marker, id_range
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
-from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep
+from sfpubsub.spark.mirror.notes import Ask, Merge, Remove, Sweep
 from sfpubsub.spark.mirror.planning import Wanted
 from sfpubsub.spark.mirror.reading import OrgReads, Reading
 from sfpubsub.spark.mirror.reads import AsOf, Read
@@ -65,6 +63,10 @@ _POLL = 0.25
 
 # Seconds between checks of the mailbox; each check lists a directory.
 _SIGNALS_EVERY = 2.0
+
+
+# Why an object waits when a mirror begins.
+_UNCHECKED = "the org has not yet answered whether the user may see every record of the object"
 
 
 class Mirror:
@@ -105,6 +107,9 @@ class Mirror:
         self._say = on_progress or (lambda _: None)
         self._clock, self._wall = clock, wall
         self._objects = list(dict.fromkeys(objects))
+        self._named = frozenset(objects)
+        self._unchecked: list[str] = []
+        self._dropping: set[str] = set()
         self._described: dict[str, ObjectDescription] = {}
         self._described_at: dict[str, float] = {}
         self._stopping = threading.Event()
@@ -209,7 +214,8 @@ class Mirror:
 
         Raises:
             WriteError: A step failed. The next process completes it.
-            SfPubSubError: The stream failed, or the org cannot be read.
+            SfPubSubError: The stream failed, nobody is signed in, or an object that was never
+                mirrored cannot be mirrored. With *once*, also if the org no longer has an object.
         """
         self.begin()
         if once:
@@ -219,6 +225,8 @@ class Mirror:
             if self.advance(state):
                 continue
             if once and self.is_settled(state):
+                if parked := self._parked():
+                    raise ConfigurationError("; ".join(map(self._why_gone, parked)))
                 return
             self._stopping.wait(_POLL)
 
@@ -231,6 +239,13 @@ class Mirror:
             if markers and markers[-1].piece == merged and not account.is_through(markers[-1]):
                 merged -= 1  # all pieces are merged, but the read's closing step is due
             self._fetching.left(name, markers, merged)
+            self._unchecked.append(name)
+            self.waiting.begin(name, Why.RIGHTS, _UNCHECKED, self._wall())
+            if account.is_removed:
+                self._say(
+                    f"{name} was removed by a signal, and is mirrored again because it was named: "
+                    f"all its records are reread"
+                )
         self._note_status()
 
     def advance(self, state: StreamState) -> bool:
@@ -263,7 +278,12 @@ class Mirror:
         if self._signals.is_paused:
             return False
         events = self._hand.may_have_changes(state.written)
-        if self._hand.is_between or not state.is_anchored:
+        if self._hand.is_between:
+            return events and self._hand.apply_changes(state.written)
+        self._drop_reads()
+        if self._check_next():
+            return True
+        if not state.is_anchored:
             return events and self._hand.apply_changes(state.written)
         if (
             self._ask_for_gaps(state.gaps)
@@ -298,11 +318,19 @@ class Mirror:
             and not self._has_new_gap(state.gaps)
             and self._hand.is_through(state.written)
             and self._fetching.is_idle
-            and not any(self._hand.entries().values())
-            and not self._sweeps()
             and self._to_describe() is None
-            and all(self._ledger.of(name).newest is not None for name in self._objects)
+            and all(each.entity in self._parked() for each in self._sweeps())
+            and all(
+                self._ledger.of(name).newest is not None
+                and not self._hand.entries().get(name)
+                and name not in self._unchecked
+                for name in self._objects
+                if name not in self._parked()
+            )
         )
+
+    def _parked(self) -> list[str]:
+        return [name for name in self._objects if Why.GONE in self.waiting.of(name)]
 
     def close(self) -> None:
         """Finish the current work and release the target. Idempotent."""
@@ -352,26 +380,120 @@ class Mirror:
         for signal in signals:
             self._say(f"received signal: {signal.kind} {signal.entity}")
             try:
-                self._answer(signal)
-            except (ConfigurationError, RequestRefusedError, PermissionDeniedError) as error:
+                is_done = self._answer(signal)
+            except SfPubSubError as error:
+                if scope_of(error) not in (Scope.OBJECT, Scope.GONE):
+                    raise
+                is_done = True
                 _log.warning("skipping a signal to the mirror that cannot be processed: %s", error)
-            self._signals.done(signal)
+            if is_done:
+                self._signals.done(signal)
 
-    def _answer(self, signal: Signal) -> None:
+    def _answer(self, signal: Signal) -> bool:
+        """Process a signal about an object. Return whether it is done, or has to be repeated."""
         name = signal.entity
         if name is None:
-            return
+            return True
         if signal.kind == "add" and name not in self._objects:
             check_rights(self._reader, [name])
             self._engine.add(name)
             self._objects.append(name)
             self._open(name)
+        elif signal.kind == "add":
+            return True
+        elif name not in self._objects:
+            if signal.kind == "remove":
+                return True  # by an earlier process, which was killed
+            raise ConfigurationError(
+                f"{name} is not mirrored: add it with sfpubsub mirror signal --add {name}"
+            )
         elif signal.kind == "reread":
-            if name not in self._objects:
-                raise ConfigurationError(
-                    f"{name} is not mirrored: add it with sfpubsub mirror signal --add {name}"
-                )
             self._ask(name, Reason.ASKED, self._signals.ids(signal))
+        elif not self._drop(name):
+            return False
+        elif signal.kind == "remove":
+            self._remove(name)
+        return True
+
+    def _remove(self, name: str) -> None:
+        """Stop mirroring an object. Its rows stay."""
+        if name in self._unchecked:
+            self._unchecked.remove(name)
+        self._hand.do(Remove(name, self._wall()))
+        self._engine.remove(name)
+        self._objects.remove(name)
+        self.tables.remove(name)
+        self._failures.forget(name)
+        self._say(f"{name} is no longer mirrored; its rows stay as they are")
+
+    # Objects that come and go.
+
+    def _check_next(self) -> bool:
+        """Ask the org about an object that was not checked yet, or is gone, if that is due.
+
+        The stream is open by then: it needs no answer.
+
+        Returns:
+            Whether an object was checked.
+        """
+        clock = self._clock()
+        for name in self._unchecked:
+            if self._failures.may_ask(clock) and self._failures.may_look(name, clock):
+                self._check(name)
+                return True
+        return False
+
+    def _check(self, name: str) -> None:
+        try:
+            check_rights(self._reader, [name])
+        except SfPubSubError as error:
+            scope = scope_of(error)
+            is_new = name in self._named and self._ledger.of(name).newest is None
+            if scope in (Scope.OBJECT, Scope.GONE) and is_new and not error.retryable:
+                self._refuse(name, error)
+            self._fail(name, error)
+            return
+        self._unchecked.remove(name)
+        self.waiting.end(name, Why.RIGHTS)
+        if self._failures.is_there(name):
+            self._say(f"{name}: the org has it again, so all its records are reread")
+            self._ask(name, Reason.GAP)
+
+    def _refuse(self, name: str, error: SfPubSubError) -> None:
+        """Refuse an object that was named at the start, and has never been mirrored."""
+        self._engine.remove(name)  # otherwise later starts would mirror it
+        if scope_of(error) is not Scope.GONE:
+            raise error
+        raise ConfigurationError(
+            f"{name} does not exist in the org, or the user cannot see it: check the name, and the "
+            f"user's permissions"
+        ) from error
+
+    def _park(self, name: str) -> None:
+        """Keep an object that is gone as it is, until the org has it again."""
+        if name not in self._unchecked:
+            self._unchecked.append(name)
+        self._drop(name)
+        entries = self._hand.entries().get(name, ())
+        if not any(each.record_id is None and each.cue.reason is Reason.GAP for each in entries):
+            self._ask(name, Reason.GAP)  # durable, so that a new process reads it too
+
+    def _why_gone(self, name: str) -> str:
+        return self.waiting.of(name)[Why.GONE].text
+
+    def _drop(self, name: str) -> bool:
+        """Give up an object's read. Return whether that is done, or the read is still ending."""
+        if not self._fetching.abandon(name):
+            self._dropping.add(name)
+            return False
+        self._dropping.discard(name)
+        log = self.tables.log(name)
+        log.clear(log.next - 1)
+        return True
+
+    def _drop_reads(self) -> None:
+        for name in list(self._dropping):
+            self._drop(name)
 
     def _ask_for_gaps(self, gaps: Sequence[KeptGap]) -> bool:
         """Request a new read of the objects that any of *gaps* concerns and that has not led to one
@@ -536,7 +658,9 @@ class Mirror:
         if not can_resume(error):
             self._fetching.give_up(name)
             self._described_at.pop(name, None)  # the read may have named a field that is gone
-        self._failures.failed(name, error, self._clock(), self._wall())
+        scope = self._failures.failed(name, error, self._clock(), self._wall())
+        if scope is Scope.GONE:
+            self._park(name)
 
     def _merge_next(self) -> bool:
         """Merge the waiting pieces of one read; return whether any pieces were waiting.

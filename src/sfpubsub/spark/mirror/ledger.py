@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import functions as f
 
 from sfpubsub.spark.mirror.log import Marker
-from sfpubsub.spark.mirror.notes import Merge, Note, Sweep, note_of
+from sfpubsub.spark.mirror.notes import Merge, Note, Remove, Sweep, note_of
 from sfpubsub.spark.mirror.reads import Read
 from sfpubsub.spark.tables.steps import STEPS_NAME
 from sfpubsub.spark.tables.target import Target
@@ -40,6 +40,9 @@ class Account:
     records: int | None = None
     """Number of live records that the last read of all records or ids returned."""
 
+    is_removed: bool = False
+    """Whether the object was removed from the mirror, and not read since. Its rows are outdated."""
+
     def is_through(self, last: Marker) -> bool:
         """Return whether a read's closing step is done, not needed, or not due yet.
 
@@ -58,12 +61,15 @@ class Account:
         if isinstance(note, Merge):
             self.merged = max(self.merged, note.last)
             if note.is_last:
-                self.newest, self.read_at = note.read, note.at
+                self.newest, self.read_at, self.is_removed = note.read, note.at, False
                 self.selected, self.records = note.selected, note.records
                 self.filled = note.filled
         elif isinstance(note, Sweep):
             self.merged = max(self.merged, note.last)
             self.swept_at, self.records = note.at, note.records
+        elif isinstance(note, Remove):
+            self.newest = self.read_at = self.swept_at = self.records = None
+            self.selected, self.is_removed = (), True
 
 
 class Ledger:

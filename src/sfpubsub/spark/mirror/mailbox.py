@@ -33,7 +33,7 @@ _log = logging.getLogger("sfpubsub.spark")
 
 MAILBOX_NAME = "_mailbox"
 
-Kind = Literal["reread", "pause", "resume", "add"]
+Kind = Literal["reread", "pause", "resume", "add", "remove", "abandon-read"]
 
 _SIGNAL, _MARK = ".json", ".done"
 
@@ -56,11 +56,12 @@ class Signal:
     """A signal to a running mirror."""
 
     kind: Kind
-    """What to do: ``reread`` records of an object, ``add`` an object, or ``pause`` or ``resume``
-    reads and merges. During a pause, events are still written to the raw table.
+    """What to do: ``reread`` records of an object, ``add`` or ``remove`` an object, or give up its
+    read (``abandon-read``); or ``pause`` or ``resume`` reads and merges. During a pause, events are
+    still written to the raw table.
     """
     entity: str | None = None
-    """For ``reread`` and ``add``: the object; otherwise None."""
+    """The object; None for ``pause`` and ``resume``."""
     where: str | None = None
     """For ``reread``: a SOQL condition; None means all records."""
     id: str = field(default_factory=_new_id)
@@ -164,7 +165,7 @@ def _signal(signal_id: str, text: str) -> Signal | None:
     if not isinstance(found, dict) or found.get("kind") not in get_args(Kind):
         return None
     entity, where = found.get("entity"), found.get("where")
-    needs_object = found["kind"] in ("reread", "add")
+    needs_object = found["kind"] not in ("pause", "resume")
     if isinstance(entity, str) != needs_object or not (where is None or isinstance(where, str)):
         return None
     return Signal(found["kind"], entity, where, signal_id)

@@ -22,8 +22,10 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, StructType
 
 from sfpubsub.avro.typed_rows import Plan
+from sfpubsub.errors import SfPubSubError
 from sfpubsub.rest import ObjectDescription
 from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.failures import Scope, scope_of
 from sfpubsub.spark.mirror.folding import (
     ABSENT,
     BEFORE,
@@ -104,11 +106,19 @@ class MirroredObject:
         """Add the columns that the event schemas of *plan* require, and return all columns.
 
         A new schema may be due to a new field in the org, so the object is described first: the
-        describe result has the more precise type.
+        describe result has the more precise type. If the org refuses that for this object alone,
+        such as one that is gone, the columns have the types of its events.
         """
         new = [each for each in plan.schemas if each not in self._schemas]
         if new or self._columns is None:
-            self._keep(self._described().with_events(plan), [*self._schemas, *new])
+            try:
+                columns = self._described()
+            except SfPubSubError as error:
+                if scope_of(error) not in (Scope.OBJECT, Scope.GONE):
+                    raise
+                _log.warning("%s cannot be described: %s", self.entity, error)
+                columns = self._columns or Columns(self.entity, ())
+            self._keep(columns.with_events(plan), [*self._schemas, *new])
         return self.columns
 
     def _described(self) -> Columns:

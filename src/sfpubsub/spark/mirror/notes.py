@@ -104,7 +104,23 @@ class Sweep:
         return {**vars(self), "do": "sweep"}
 
 
-Note = Merge | Ask | Sweep
+@dataclass(frozen=True)
+class Remove:
+    """A note for a step that ends the mirroring of an object.
+
+    Its rows stay, and its entries in the reread queue are removed.
+    """
+
+    entity: str
+    at: float
+    calls: int = 0
+
+    def to_note(self) -> dict[str, Any]:
+        """Convert the note to the dictionary that the step's plan stores (`StepPlan.note`)."""
+        return {**vars(self), "do": "remove"}
+
+
+Note = Merge | Ask | Sweep | Remove
 
 
 def note_of(found: Mapping[str, Any]) -> Note:
@@ -123,6 +139,8 @@ def note_of(found: Mapping[str, Any]) -> Note:
         values["record_ids"] = None if ids is None else tuple(ids)
         values["reason"] = Reason(values["reason"])
         return Ask(**values)
+    if found["do"] == "remove":
+        return Remove(**values)
     return Sweep(**values)
 
 

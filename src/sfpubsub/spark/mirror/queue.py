@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from sfpubsub.avro.arrow_types import TIME
+from sfpubsub.spark.mirror.bounded import bounded
 from sfpubsub.spark.mirror.reads import Entry, Read, heals
 from sfpubsub.spark.raw.frames import sql_text
 from sfpubsub.spark.tables.queue import MIRROR, QUEUE, QUEUE_NAME
@@ -37,7 +38,7 @@ class MirrorQueue:
     """The reread queue of one mirror. Not thread-safe.
 
     The rows are cached, because no other writer changes the table. Reading even a small table
-    takes half a second.
+    takes half a second. Their number is bounded (bounded.py).
 
     Args:
         target: Location of the tables.
@@ -68,7 +69,9 @@ class MirrorQueue:
         """Add the entries of a step, unless they were already added."""
         if not rows:
             return
-        kept = sorted(rows, key=lambda row: (row["since_seq"], row["record_id"] or ""))
+        kept = sorted(
+            bounded(rows, self._open()), key=lambda row: (row["since_seq"], row["record_id"] or "")
+        )
         now = datetime.fromtimestamp(self._wall(), UTC)
         table = pa.Table.from_pylist([{**row, "added_at": now} for row in kept], ENTRIES)
         before, self._rows, self._entries = self._rows, None, None
@@ -99,6 +102,11 @@ class MirrorQueue:
         self._rows = self._entries = None
         self._table.delete(condition, 2 * step + 1)
         self._rows = left
+
+    def clear(self, entity: str, step: int) -> None:
+        """Remove all entries of an object."""
+        self._rows = self._entries = None
+        self._table.delete(f"entity_name = {sql_text(entity)}", 2 * step + 1)
 
     def entries(self) -> dict[str, list[Entry]]:
         """Return all open entries by object, in the order in which they were added."""
@@ -150,28 +158,3 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
     reason = Reason(row["reason"])
     cue = Cue(reason, row["change_type"], row["commit_timestamp"], row["since_seq"])
     return Entry(row["record_id"], cue, row["asked"] or 0)
-
-
-def entry_row(
-    entity: str, record_id: str | None, cue: Cue, step: int, *, asked: bool = False
-) -> dict[str, Any]:
-    """Return a row of the reread queue.
-
-    Args:
-        entity: The object.
-        record_id: The record or records that the entry concerns; see `Entry.record_id`.
-        cue: Reason for the entry.
-        step: Number of the step that adds the entry.
-        asked: Whether the reason for the entry is something other than an event, such as a
-            request to reread; see `Entry.asked`.
-    """
-    return {
-        "entity_name": entity,
-        "record_id": record_id,
-        "reason": str(cue.reason),
-        "change_type": cue.change_type,
-        "commit_timestamp": cue.commit_timestamp,
-        "since_seq": cue.ingest_seq,
-        "step": step,
-        "asked": step if asked else 0,
-    }

@@ -22,11 +22,12 @@ from pyspark.sql import functions as f
 
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.mirror.bounded import MOST_ENTRIES, entry_row, entry_rows
 from sfpubsub.spark.mirror.folding import Merging
 from sfpubsub.spark.mirror.log import ReadLog
 from sfpubsub.spark.mirror.mirrored_object import Describe, MirroredObject
-from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
-from sfpubsub.spark.mirror.queue import ENTRIES, MirrorQueue, entry_of, entry_row
+from sfpubsub.spark.mirror.notes import Ask, Merge, Remove, Sweep, note_of
+from sfpubsub.spark.mirror.queue import ENTRIES, MirrorQueue, entry_of
 from sfpubsub.spark.mirror.reads import Entry, Read
 from sfpubsub.spark.mirror.settings import Deletes
 from sfpubsub.spark.runtime.session import frame_of_rows
@@ -48,6 +49,7 @@ _INSERT_FROM = 5000
 
 # Output columns of the merge rule that become columns of queue rows.
 _CUE = ("record_id", "_reread_reason", "_change_type", "_commit_timestamp", "_ingest_seq")
+_ENTRY = ["record_id", "reason", "change_type", "commit_timestamp", "since_seq"]
 
 
 @dataclass
@@ -118,6 +120,12 @@ class MirrorTables:
             (event_type,) = event_names([entity]) - {entity}
             self._objects[entity] = MirroredObject(self._target, entity, event_type, self._describe)
 
+    def remove(self, entity: str) -> None:
+        """Stop applying steps to the table of an object."""
+        self._objects.pop(entity, None)
+        self._logs.pop(entity, None)
+        self._newest.pop(entity, None)
+
     def follow(self, step: Step) -> None:
         """See `sfpubsub.spark.tables.steps.Follower.follow`."""
         kind = step.plan.kind
@@ -129,6 +137,8 @@ class MirrorTables:
                 self._merge(note, step)
             elif isinstance(note, Ask):
                 self._ask(note, step.plan.number)
+            elif isinstance(note, Remove):
+                self.queue.clear(note.entity, step.plan.number)
             else:
                 self._sweep(note, step.plan.number)
         elif kind in ("restored", "rebuild"):
@@ -190,12 +200,8 @@ class MirrorTables:
             rows += [_row_about(each.of.entity, about, number) for about in each.about_all]
             if step.plan.kind == "again":  # a newer read may already have been merged
                 again = each.rows.selectExpr("explode(record_ids) AS record_id", "ingest_seq")
-                again = again.groupBy("record_id").agg(f.max("ingest_seq").alias("seq"))
-                for row in again.collect():
-                    cue = Cue(Reason.ASKED, None, None, row["seq"])
-                    rows.append(
-                        entry_row(each.of.entity, row["record_id"], cue, number, asked=True)
-                    )
+                again = again.groupBy("record_id").agg(f.max("ingest_seq").alias("since_seq"))
+                rows += entry_rows(each.of.entity, _asked(again, Reason.ASKED), number, asked=True)
         return rows
 
     def _rows_of(self, applied: _Applied) -> DataFrame:
@@ -364,11 +370,10 @@ class MirrorTables:
         differing = live.join(swept, "record_id", "left_anti").unionAll(
             swept.join(live, "record_id", "left_anti")
         )
-        cue = Cue(Reason.SWEEP, None, None, note.applied_seq)
-        rows = [
-            entry_row(note.entity, row["record_id"], cue, number, asked=True)
-            for row in differing.distinct().collect()
-        ]
+        # One more than are kept shows that there are too many.
+        ids = differing.distinct().limit(MOST_ENTRIES + 1)
+        found_ids = _asked(ids.withColumn("since_seq", f.lit(note.applied_seq)), Reason.SWEEP)
+        rows = entry_rows(note.entity, found_ids, number, asked=True)
         self.queue.add(rows, number)
 
     # Tables.
@@ -442,21 +447,20 @@ def _ids_of(rows: DataFrame) -> DataFrame:
 
 def _cue_rows(entity: str, merged: DataFrame, number: int) -> list[dict[str, Any]]:
     """Extract the new rows of the reread queue from the output of the merge rule."""
-    rows = merged.where(f.col("_kind") == CUE).select(*_CUE).toArrow().to_pylist()
-    return [
-        entry_row(
-            entity,
-            row["record_id"],
-            Cue(
-                Reason(row["_reread_reason"]),
-                row["_change_type"],
-                row["_commit_timestamp"],
-                row["_ingest_seq"],
-            ),
-            number,
-        )
-        for row in rows
-    ]
+    rows = merged.where(f.col("_kind") == CUE).select(*_CUE).toArrow()
+    return entry_rows(entity, rows.rename_columns(_ENTRY), number)
+
+
+def _asked(rows: DataFrame, reason: Reason) -> pa.Table:
+    """Return columns of queue rows that no event caused, from record ids and `since_seq`."""
+    found = rows.select(
+        "record_id",
+        f.lit(str(reason)).alias("reason"),
+        f.lit(None).cast("string").alias("change_type"),
+        f.lit(None).cast("timestamp").alias("commit_timestamp"),
+        f.col("since_seq").cast("long").alias("since_seq"),
+    )
+    return found.toArrow()
 
 
 def _row_about(entity: str, about: ObjectCue, number: int) -> dict[str, Any]:

@@ -229,6 +229,17 @@ class EventTables:
         self._steps.claim({**record, "objects": list(self._objects)})
         self._planner.names = event_names(self._objects)
 
+    def remove(self, name: str) -> None:
+        """Stop building tables for an object of a mirror. Its tables stay as they are.
+
+        Raises:
+            WriteError: The removal could not be recorded.
+        """
+        record = self._steps.identity()
+        self._objects = tuple(each for each in self._objects if each != name)
+        self._steps.claim({**record, "objects": list(self._objects)})
+        self._planner.names = event_names(self._objects)
+
     @property
     def newest(self) -> StepPlan | None:
         """The plan of the newest step, which may be unfinished; None before the first step."""

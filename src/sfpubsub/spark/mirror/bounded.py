@@ -1,0 +1,102 @@
+"""Bound the number of entries of an object in the reread queue.
+
+The driver has an object in memory for each entry. If there were more than `MOST_ENTRIES` for an
+object, one entry about all its records stands for the new ones: it is closed only by a read that
+would close each of them. So many records would be read as a whole anyway (planning.py).
+
+This module is pure: no Spark, no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sfpubsub.spark.mirror.reads import Entry
+from sfpubsub.spark.tables.records import Cue, Reason
+
+# Entries of one object in memory: about 100 MB.
+MOST_ENTRIES = 100_000
+
+
+def entry_rows(
+    entity: str, found: pa.Table, step: int, *, asked: bool = False
+) -> list[dict[str, Any]]:
+    """Return rows of the reread queue, or one row if there would be more than `MOST_ENTRIES`.
+
+    Args:
+        entity: The object.
+        found: Table with the columns ``record_id``, ``reason``, ``change_type``,
+            ``commit_timestamp`` and ``since_seq`` of the queue.
+        step: Number of the step that adds the entries.
+        asked: See `entry_row`.
+    """
+    if len(found) <= MOST_ENTRIES:
+        return [
+            {**row, "entity_name": entity, "step": step, "asked": step if asked else 0}
+            for row in found.to_pylist()
+        ]
+    reasons = [Reason(each) for each in pc.unique(found["reason"]).to_pylist()]
+    return [_whole(entity, reasons, pc.max(found["since_seq"]).as_py(), step, asked=asked)]
+
+
+def bounded(
+    rows: Sequence[Mapping[str, Any]], open_rows: Iterable[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return the rows to add to the queue instead of *rows*, which belong to one step.
+
+    Args:
+        rows: The new rows.
+        open_rows: The rows that the queue already has.
+    """
+    known = Counter(row["entity_name"] for row in open_rows)
+    new: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        new.setdefault(row["entity_name"], []).append(row)
+    found: list[Mapping[str, Any]] = []
+    for entity, own in new.items():
+        if known[entity] + len(own) <= MOST_ENTRIES:
+            found += own
+            continue
+        reasons = [Reason(row["reason"]) for row in own]
+        seq, asked = (max(row[name] for row in own) for name in ("since_seq", "asked"))
+        found.append(_whole(entity, reasons, seq, own[0]["step"], asked=asked > 0))
+    return found
+
+
+def _whole(
+    entity: str, reasons: Sequence[Reason], since_seq: int, step: int, *, asked: bool
+) -> dict[str, Any]:
+    """Return the row about all records that stands for entries with these reasons."""
+    doubtful = [each for each in reasons if Entry(None, Cue(each, None, None, 0)).casts_doubt]
+    cue = Cue((doubtful or list(reasons))[0], None, None, since_seq)
+    return entry_row(entity, None, cue, step, asked=asked)
+
+
+def entry_row(
+    entity: str, record_id: str | None, cue: Cue, step: int, *, asked: bool = False
+) -> dict[str, Any]:
+    """Return a row of the reread queue.
+
+    Args:
+        entity: The object.
+        record_id: The record or records that the entry concerns; see `Entry.record_id`.
+        cue: Reason for the entry.
+        step: Number of the step that adds the entry.
+        asked: Whether the reason for the entry is something other than an event, such as a
+            request to reread; see `Entry.asked`.
+    """
+    return {
+        "entity_name": entity,
+        "record_id": record_id,
+        "reason": str(cue.reason),
+        "change_type": cue.change_type,
+        "commit_timestamp": cue.commit_timestamp,
+        "since_seq": cue.ingest_seq,
+        "step": step,
+        "asked": step if asked else 0,
+    }

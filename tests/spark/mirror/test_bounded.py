@@ -1,0 +1,71 @@
+"""Tests that the reread queue is bounded, and that nothing queued is lost by that."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from sfpubsub.spark.mirror.bounded import MOST_ENTRIES, bounded, entry_row, entry_rows
+from sfpubsub.spark.mirror.queue import entry_of
+from sfpubsub.spark.mirror.reads import AsOf, Read, heals
+from sfpubsub.spark.tables.records import Cue, Reason
+
+AT = datetime(2026, 11, 23, tzinfo=UTC)
+
+
+def table(count: int, reason: Reason = Reason.SWEEP) -> pa.Table:
+    """Return *count* entries as the merge rule returns them, the last one for a gap."""
+    return pa.table(
+        {
+            "record_id": [f"001{n}" for n in range(count)],
+            "reason": [str(reason)] * (count - 1) + ["gap"],
+            "change_type": ["UPDATE"] * count,
+            "commit_timestamp": [AT] * count,
+            "since_seq": list(range(count)),
+        }
+    )
+
+
+def test_few_entries_are_kept_one_by_one():
+    """Up to 100,000 entries of an object are entries about one record each."""
+    rows = entry_rows("Account", table(3), 7)
+    assert [row["record_id"] for row in rows] == ["0010", "0011", "0012"]
+    assert rows[0] == entry_row("Account", "0010", Cue(Reason.SWEEP, "UPDATE", AT, 0), 7)
+    assert entry_rows("Account", table(1), 7, asked=True)[0]["asked"] == 7
+
+
+def test_one_entry_stands_for_more_than_a_hundred_thousand():
+    """Beyond that, one entry about all records stands for them: it is closed only by a read that
+    closes each of them, and it casts doubt on rows if one of them does.
+    """
+    (row,) = entry_rows("Account", table(MOST_ENTRIES + 1), 7, asked=True)
+    assert (row["record_id"], row["reason"]) == (None, "gap")
+    entry = entry_of(row)
+    assert heals(Read(AsOf(MOST_ENTRIES, 7), None, None), entry)
+    assert not heals(Read(AsOf(MOST_ENTRIES - 1, 7), None, None), entry)
+    assert not heals(Read(AsOf(MOST_ENTRIES, 6), None, None), entry)
+
+
+def test_queue_stays_bounded_whatever_is_added():
+    """New entries that would make an object's part of the queue too long become one entry. Those of
+    other objects are kept.
+    """
+    queue = entry_rows("Account", table(MOST_ENTRIES - 1), 1)
+    cue = Cue(Reason.LATE, "UPDATE", AT, 10**6)
+    new = [entry_row("Account", "001x", cue, 2), entry_row("Contact", "003x", cue, 2)]
+    assert bounded(new, queue) == new
+    queue += new[:1]
+    for step in range(3, 6):
+        seq = 10**6 + step
+        later = [
+            entry_row("Account", "001y", Cue(Reason.ASKED, None, None, seq), step, asked=True),
+            entry_row("Account", "001z", Cue(Reason.GAP, "UPDATE", AT, seq - 1), step),
+            new[1],
+        ]
+        whole, other = bounded(later, queue)
+        assert other == new[1]
+        assert (whole["record_id"], whole["reason"]) == (None, "gap")
+        assert (whole["since_seq"], whole["asked"]) == (seq, step)
+        queue.append(dict(whole))
+    assert len(queue) == MOST_ENTRIES + 3
