@@ -2,15 +2,19 @@
 
 ``python -m tests.faults.storm DIRECTORY --changes N --blows K --seed S`` runs an emulator in this
 process, a writer that uses REST, and the mirror as a process. The run includes K blows: kills of
-the mirror, which is then restarted, and faults of the org. Streams break, sessions expire, events
-are incomplete, late or lost, and the org moves to another instance. At the end, the writer stops,
-the mirror catches up, and each table must equal the org. The org's records are read from the
-emulator's database, the tables by Spark and by another reader.
+the mirror, which is then restarted, faults of the org, and changes by its administrator. Streams
+break, sessions expire, events are incomplete, late or lost, query jobs fail, and the org moves to
+another instance. The mirror's user loses View All and gets it again; objects and fields go and come
+back, fields get other types, objects are deselected. At the end, the writer stops, the mirror
+catches up, and each table must equal the org. At no blow may a table have a row as deleted whose
+record was never deleted. The org's records are read from the emulator's database, the tables by
+Spark and by another reader.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -19,8 +23,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +34,17 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from tests.faults.killer import DEADLINE, RunError
 from tests.faults.matrix import Job
+from tests.faults.storm_changes import KINDS as CHANGES
+from tests.faults.storm_changes import OrgChanges
 from tests.faults.storm_org import (
     CHANNEL,
-    CREDENTIALS,
+    MIRROR_CREDENTIALS,
     OBJECTS,
     OVERFLOW,
     REST_LAG,
     Rows,
+    admit_mirror,
+    aligned,
     event_of,
     seed_of,
     truth_of,
@@ -76,7 +85,14 @@ FAULTS: dict[str, dict[str, Any]] = {
     "move": {"kind": "move_org"},
     "lost": {"kind": "reset_stream"},
 }
-BLOWS = (*KILLS, *FAULTS)
+
+# Query jobs that end early, which needs reads in bulk.
+JOBS: dict[str, dict[str, Any]] = {
+    "job_failed": {"kind": "end_query_job"},
+    "job_aborted": {"kind": "end_query_job", "state": "Aborted"},
+}
+BLOWS = (*KILLS, *FAULTS, *CHANGES)
+BULK_BLOWS = (*BLOWS, *JOBS)
 
 # Faults that happen with the next changes of an object.
 CHANGE_FAULTS = ("gap", "late")
@@ -96,10 +112,14 @@ class Report:
     seconds: float
     wrong: dict[str, str] = field(default_factory=dict)
     """Differences between table and org, by object and reader; empty if they are equal."""
+    wrongly_deleted: dict[str, list[str]] = field(default_factory=dict)
+    """Ids of records that a table had as deleted and that were never deleted, by object."""
+    missed: list[str] = field(default_factory=list)
+    """Blows that did not happen: the storm shows nothing about them."""
 
     @property
     def ok(self) -> bool:
-        return not self.wrong
+        return not (self.wrong or self.wrongly_deleted or self.missed)
 
 
 def shuffled_blows(count: int, rng: random.Random, among: Sequence[str] = BLOWS) -> list[str]:
@@ -115,8 +135,11 @@ def shuffled_blows(count: int, rng: random.Random, among: Sequence[str] = BLOWS)
 def run(
     directory: Path,
     blows: Sequence[str],
-    readers: dict[str, Callable[[Path], Rows]],
+    readers: dict[str, Callable[[str], Rows]],
+    deleted: Callable[[str], set[str]],
     *,
+    lake: str | None = None,
+    access: Sequence[str] = (),
     changes: int,
     records: int,
     seed: int,
@@ -130,9 +153,12 @@ def run(
     """Run a storm, and compare the tables with the org.
 
     Args:
-        directory: An empty directory; the tables are created in ``lake``.
+        directory: An empty directory.
         blows: Faults and kills, in order.
         readers: Functions that read a table, by name of the reader.
+        deleted: Returns the ids of the rows that a table has as deleted.
+        lake: Path or URL of the tables; None for ``lake`` in *directory*.
+        access: Options of commands that give access to *lake*.
         changes: Number of changes that the writer makes, spread over the whole storm.
         records: Number of records in the org before the storm.
         seed: Seed of the changes and the random times.
@@ -147,54 +173,94 @@ def run(
         RunError: The mirror exited without being killed, or did not exit.
     """
     began, rng = time.monotonic(), random.Random(seed)
+    lake = lake or str(directory / "lake")
     settings = Settings(rest_lag_s=REST_LAG, overflow_changes=OVERFLOW, keepalive_s=1.0)
     emulator = EmulatorServer(directory / "org", seed=seed_of(directory), settings=settings)
     with emulator:
         writer = Writer(emulator, seed, pace=life * (len(blows) + 1) / max(changes, 1) / 4)
         writer.fill(records)
+        admit_mirror(emulator)
         emulator.managed.create("Storm", CHANNEL)
+        org = OrgChanges(emulator, writer, random.Random(seed + 1))
+        for number, blow in enumerate(blows, start=1):
+            if blow in CHANGES:
+                writer.plan(changes * number // (len(blows) + 1), partial(org.begin, blow))
+                writer.plan(changes * (2 * number + 1) // (2 * len(blows) + 2), org.end)
+        wrongly: dict[str, set[str]] = {}
+
+        def check() -> None:
+            for name in OBJECTS:
+                gone = deleted(f"{lake}/{name}")
+                if more := gone - writer.deleted:
+                    wrongly.setdefault(name, set()).update(more)
+                    say(f"{len(more)} rows of {name} are wrongly deleted: {sorted(more)[:3]}")
+
+        place = ["--to", lake, "--format", format_, *access]
         options = (*SOURCES[source], *READS[reads])
-        mirror = _Mirror(directory, emulator, format_, options, python)
+        mirror = _Mirror(directory, emulator, place, options, python)
         writer.start()
         try:
             for number, blow in enumerate(blows, start=1):
                 writer.raise_goal(changes * number // (len(blows) + 1))
                 mirror.run_for(rng.uniform(0.0, life))
+                check()
                 if blow in KILLS:
                     mirror.kill(blow)
-                else:
+                elif blow not in CHANGES:
                     emulator.faults.add(fault_of(blow, rng))
                 say(f"blow {number}/{len(blows)}: {blow}, after {writer.changes} changes")
             writer.raise_goal(changes)
             writer.finish(DEADLINE)
+            org.end()
             mirror.kill("both")  # at any point, so that the last run starts from a crash
             mirror.finish()
+            check()
         finally:
             mirror.kill_if_running()
-        happened: Counter[str] = Counter()
+        happened: Counter[str] = Counter(org.made)
         for row in emulator.faults.report():
             happened[row["kind"]] += row["happened"]
         report = Report(
             format_, seed, writer.changes, records, dict(writer.made), dict(Counter(blows)),
             dict(happened), round(time.monotonic() - began, 1),
+            wrongly_deleted={name: sorted(ids)[:10] for name, ids in wrongly.items()},
+            missed=missed(blows, emulator, happened),
         )  # fmt: skip
         truth = truth_of(emulator)
     for name, wanted in truth.items():
         for reader, read in readers.items():
-            if text := difference(wanted, read(directory / "lake" / name)):
+            found = aligned(read(f"{lake}/{name}"), wanted)
+            if text := difference(wanted, found):
                 report.wrong[f"{name} by {reader}"] = text
     return report
 
 
 def fault_of(blow: str, rng: random.Random, objects: Sequence[str] = OBJECTS) -> Fault:
-    """Return the emulator's fault for *blow*, a key of `FAULTS`.
+    """Return the emulator's fault for *blow*, a key of `FAULTS` or `JOBS`.
 
     A fault that affects change events is set for one of *objects*, chosen at random.
     """
-    given = FAULTS[blow]
+    given = {**FAULTS, **JOBS}[blow]
     if blow in CHANGE_FAULTS:
         given = {**given, "target": f"/data/{event_of(rng.choice(objects))}"}
     return Fault(**given)
+
+
+def missed(
+    blows: Sequence[str], emulator: EmulatorServer, happened: Mapping[str, int]
+) -> list[str]:
+    """Return the kinds of blows that were planned and did not happen. Kills always happen."""
+    found = {blow for blow in blows if blow in CHANGES and not happened[blow]}
+    rows = emulator.faults.report()
+    for blow in set(blows) & {*FAULTS, *JOBS}:
+        kind, state = fault_of(blow, random.Random()).kind, JOBS.get(blow, {}).get("state")
+        if not any(
+            row["happened"]
+            for row in rows
+            if row["kind"] == kind and (blow not in JOBS or row["state"] == (state or "Failed"))
+        ):
+            found.add(blow)
+    return sorted(found)
 
 
 def difference(wanted: Rows, found: Rows) -> str:
@@ -228,7 +294,7 @@ class _Mirror:
         self,
         directory: Path,
         emulator: EmulatorServer,
-        format_: str,
+        place: Sequence[str],
         options: Sequence[str],
         python: str,
     ) -> None:
@@ -239,10 +305,10 @@ class _Mirror:
             "SFPUBSUB_INSECURE": "1",
             "SFPUBSUB_AUTH": "client-credentials",
             "SFPUBSUB_LOGIN_URL": emulator.http_url,
-            **{f"SFPUBSUB_{name.upper()}": value for name, value in CREDENTIALS.items()},
+            **{f"SFPUBSUB_{name.upper()}": value for name, value in MIRROR_CREDENTIALS.items()},
         }
-        lake = ["--to", str(directory / "lake"), "--format", format_]
-        self._command = ["sfpubsub", "mirror", "run", *OBJECTS, *lake]
+        self._place = place
+        self._command = ["sfpubsub", "mirror", "run", *OBJECTS, *place]
         self._command += [*options, *OPTIONS]
         self._start(*DURING_THE_STORM)
 
@@ -275,9 +341,23 @@ class _Mirror:
     def finish(self) -> None:
         """Run the mirror for the last time, with a formula refresh and a sweep, until it exits.
 
-        Raise an error if it takes longer than `PATIENCE` seconds or fails.
+        Records that were purged without an event may wait for a confirmation: confirm it, and run
+        the mirror once more. Raise an error if it takes longer than `PATIENCE` seconds or fails.
         """
         self.kill_if_running()
+        self._run_once()
+        confirmed = [self._confirm(name) for name in OBJECTS]
+        if any(confirmed):
+            self._run_once()
+
+    def _confirm(self, name: str) -> bool:
+        """Confirm the deletions of an object that wait for it; return whether there are any."""
+        command = ["sfpubsub", "mirror", "signal", *self._place, "--confirm-deletes", name]
+        job = Job(self._python, command, self._environment, self._log)
+        job.wait()
+        return job.process.returncode == 0
+
+    def _run_once(self) -> None:
         self._start(*LAST_RUN)
         try:
             output, _ = self._job.process.communicate(timeout=PATIENCE)
@@ -314,29 +394,42 @@ def _child(pid: int) -> int | None:
 
 def main() -> None:
     from sfpubsub.spark.runtime.session import spark_session
-    from tests.faults.storm_tables import readers_of
+    from tests.faults.storm_tables import deleted_reader_of, readers_of
+    from tests.spark.object_store import object_store
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--format", choices=["delta", "iceberg"], default="delta")
+    parser.add_argument("--store", choices=["files", "s3"], default="files")
     parser.add_argument("--source", choices=sorted(SOURCES), default="topic")
     parser.add_argument("--reads", choices=sorted(READS), default="default")
     parser.add_argument("--changes", type=int, default=5_000)
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--blows", type=int, default=20)
-    parser.add_argument("--among", default=",".join(BLOWS), help="kinds of faults, by commas")
+    parser.add_argument("--among", default="", help="kinds of blows, by commas; default: all")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     print(f"seed {options.seed}", file=sys.stderr, flush=True)
     rng = random.Random(options.seed)
+    among = options.among.split(",") if options.among else None
+    among = among or (BULK_BLOWS if options.reads == "bulk" else BLOWS)
     # Exit normally on SIGTERM, so that child processes are ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
-    with spark_session(format=options.format) as spark:
+    with contextlib.ExitStack() as stack:
+        store = (
+            stack.enter_context(object_store(options.directory)) if options.store == "s3" else None
+        )
+        settings = store.settings if store else {}
+        spark = stack.enter_context(spark_session(format=options.format, settings=settings))
+        readers = readers_of(spark, options.format, store.storage_options if store else None)
         report = run(
             options.directory,
-            shuffled_blows(options.blows, rng, options.among.split(",")),
-            readers_of(spark, options.format),
+            shuffled_blows(options.blows, rng, among),
+            readers,
+            deleted_reader_of(options.format, store.storage_options if store else None),
+            lake=store.url("lake") if store else None,
+            access=store.options if store else (),
             changes=options.changes,
             records=options.records,
             seed=options.seed,

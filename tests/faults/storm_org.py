@@ -24,6 +24,12 @@ CHANNEL = "/data/ChangeEvents"
 # Credentials of the default app of the emulator (docs/reference/emulator.md).
 CREDENTIALS = {"client_id": "emulator", "client_secret": "emulator-secret"}
 
+# The mirror's user, who owns no records, the app with which the mirror signs in, and what gives the
+# user View All.
+MIRROR_USER = "mirror@example.com"
+MIRROR_CREDENTIALS = {"client_id": "mirror", "client_secret": "mirror-secret"}
+PERMISSION_SET = "Mirror"
+
 # Records by id; their values by column, as expected in a current table.
 Rows: TypeAlias = dict[str, dict[str, Any]]
 
@@ -44,6 +50,38 @@ def seed_of(directory: Path) -> Seed:
     path = directory / "storm.toml"
     path.write_text(text)
     return load(path)
+
+
+def admit_mirror(emulator: EmulatorServer) -> None:
+    """Create the mirror's user, who sees all records of the objects through a permission set."""
+    emulator.accounts.put_user(MIRROR_USER, view_all=False)
+    emulator.accounts.put_app(**MIRROR_CREDENTIALS, run_as=MIRROR_USER)
+    emulator.rights.put_permission_set(PERMISSION_SET, view_all=OBJECTS)
+    emulator.rights.assign(MIRROR_USER, PERMISSION_SET)
+
+
+def aligned(found: Rows, wanted: Rows) -> Rows:
+    """Return rows of a table with the fields that the org has by now.
+
+    The value of a field that got another type is in one of several columns, such as Price__c and
+    Price__c__decimal_18_4. A column that the table does not have counts as empty.
+    """
+    names = list(next(iter(wanted.values()), {}))
+    columns: dict[str, list[str]] = {}
+    for column in {column for row in found.values() for column in row}:
+        owner = next((name for name in names if column == name), None) or next(
+            (name for name in names if column.startswith(f"{name}__")), None
+        )
+        if owner is not None:
+            columns.setdefault(owner, []).append(column)
+
+    def value(row: dict[str, Any], name: str) -> Any:
+        there = [row[each] for each in columns.get(name, ()) if row.get(each) is not None]
+        return there[0] if len(there) == 1 else there or None
+
+    return {
+        record_id: {name: value(row, name) for name in names} for record_id, row in found.items()
+    }
 
 
 def event_of(name: str) -> str:

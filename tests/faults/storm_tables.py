@@ -4,37 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tests.faults.storm_org import Rows, plain
 
+# Access to an object store, as delta-rs wants it; None for files.
+Access = dict[str, str] | None
 
-def readers_of(spark: SparkSession, format_: str) -> dict[str, Callable[[Path], Rows]]:
+
+def readers_of(
+    spark: SparkSession, format_: str, access: Access = None
+) -> dict[str, Callable[[str], Rows]]:
     """Return functions that read the rows of a table in this format, keyed by reader name."""
 
-    def by_spark(path: Path) -> Rows:
-        return rows_of(spark.read.format(format_).load(str(path)).toArrow())
+    def by_spark(place: str) -> Rows:
+        return rows_of(spark.read.format(format_).load(place).toArrow())
 
-    plain_reader = {"delta": _by_deltalake, "iceberg": _by_pyiceberg}[format_]
-    return {"spark": by_spark, plain_reader.__name__.removeprefix("_by_"): plain_reader}
+    def by_plain_reader(place: str) -> Rows:
+        return rows_of(_plainly(format_, place, "*", access))
+
+    return {
+        "spark": by_spark,
+        {"delta": "deltalake", "iceberg": "pyiceberg"}[format_]: by_plain_reader,
+    }
 
 
-def _by_deltalake(path: Path) -> Rows:
+def deleted_reader_of(format_: str, access: Access = None) -> Callable[[str], set[str]]:
+    """Return a function that returns the ids of the rows that a table has as deleted; none if the
+    table does not exist yet.
+    """
+
+    def deleted(place: str) -> set[str]:
+        if not _exists(format_, place, access):
+            return set()
+        found = _plainly(format_, place, "record_id, _is_deleted", access)
+        return {row["record_id"] for row in found.to_pylist() if row["_is_deleted"]}
+
+    return deleted
+
+
+def _exists(format_: str, place: str, access: Access) -> bool:
+    if format_ == "iceberg":
+        return (Path(place) / "metadata" / "version-hint.text").exists()
+    from deltalake import DeltaTable
+
+    return DeltaTable.is_deltatable(place, storage_options=access)
+
+
+def _plainly(format_: str, place: str, columns: str, access: Access) -> pa.Table:
+    """Read columns of a table without Spark."""
+    if format_ == "iceberg":
+        from pyiceberg.table import StaticTable
+
+        path = Path(place)
+        newest = (path / "metadata" / "version-hint.text").read_text().strip()
+        metadata = path / "metadata" / f"v{newest}.metadata.json"
+        found: Any = StaticTable.from_metadata(str(metadata)).scan().to_arrow()
+        return (
+            found if columns == "*" else found.select([one.strip() for one in columns.split(",")])
+        )
     from deltalake import DeltaTable, QueryBuilder
 
     # deltalake supports deletion vectors in its query engine, but not in its Arrow data set.
-    found = QueryBuilder().register("rows", DeltaTable(str(path))).execute("SELECT * FROM rows")
-    return rows_of(pa.table(found.read_all()))
-
-
-def _by_pyiceberg(path: Path) -> Rows:
-    from pyiceberg.table import StaticTable
-
-    newest = (path / "metadata" / "version-hint.text").read_text().strip()
-    metadata = path / "metadata" / f"v{newest}.metadata.json"
-    return rows_of(StaticTable.from_metadata(str(metadata)).scan().to_arrow())
+    table = QueryBuilder().register("rows", DeltaTable(place, storage_options=access))
+    return pa.table(table.execute(f"SELECT {columns} FROM rows").read_all())
 
 
 def rows_of(table: pa.Table) -> Rows:

@@ -11,7 +11,7 @@ import random
 import string
 import threading
 import urllib.parse
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import date, timedelta
@@ -122,6 +122,8 @@ class Writer(threading.Thread):
         self.changes = 0
         self.purged: set[str] = set()
         """Ids of the records that were deleted without an event."""
+        self.deleted: set[str] = set()
+        """Ids of all records that were ever deleted, with or without an event."""
         self.failure: BaseException | None = None
         self._emulator = emulator
         self._rng = random.Random(seed)
@@ -135,6 +137,9 @@ class Writer(threading.Thread):
         self._fields = {name: _writable(emulator.records.describe(name)) for name in objects}
         self._goal = 0
         self._ending = False
+        self._acts: deque[tuple[int, Callable[[], None]]] = deque()
+        self.absent: set[str] = set()
+        """Objects that are not in the org at the moment, and are left alone."""
         self._changed = threading.Condition()  # guards `_goal` and `_ending`
 
     def fill(self, records: int) -> None:
@@ -147,6 +152,21 @@ class Writer(threading.Thread):
                     for _ in range(min(_MOST, left)):
                         self._live[name].append(changing.create(name, self._new(name)))
                 left -= _MOST
+
+    def plan(self, changes: int, act: Callable[[], None]) -> None:
+        """Do something in the writer's thread once it has made this number of changes, so that the
+        seed determines between which changes it happens. Plan in ascending order, before `start`.
+        """
+        self._acts.append((changes, act))
+
+    def learn(self, name: str) -> None:
+        """Set the fields that an object has by now from here on."""
+        self._fields[name] = _writable(self._emulator.records.describe(name))
+
+    def some(self, name: str, count: int) -> list[str]:
+        """Return the ids of some records of an object, at most *count*."""
+        ids = self._live[name]
+        return self._rng.sample(ids, min(len(ids), count))
 
     def raise_goal(self, goal: int) -> None:
         """Raise the goal to a total of *goal* changes, unless it is already higher."""
@@ -166,7 +186,9 @@ class Writer(threading.Thread):
     def run(self) -> None:
         try:
             while self._wait_for_goal():
+                self._act()
                 self.step()
+            self._act()
         except Exception as error:  # noqa: BLE001  # raised by `finish`
             self.failure = error
 
@@ -178,7 +200,7 @@ class Writer(threading.Thread):
 
     def step_of(self, kind: str) -> None:
         """Make one request with a random change of the given kind."""
-        name = self._rng.choice(list(self._fields))
+        name = self._rng.choice([name for name in self._fields if name not in self.absent])
         before = self.changes
         getattr(self, f"_do_{kind}")(name)
         self.made[kind] += self.changes - before
@@ -191,6 +213,10 @@ class Writer(threading.Thread):
             self._changed.wait_for(lambda: self._ending, timeout=self._pace)
             self._changed.wait_for(lambda: self._ending or self.changes < self._goal)
             return self.changes < self._goal
+
+    def _act(self) -> None:
+        while self._acts and self._acts[0][0] <= self.changes:
+            self._acts.popleft()[1]()
 
     # Kinds of changes. If there is no record to change, one is created instead.
 
@@ -252,6 +278,7 @@ class Writer(threading.Thread):
         record_id = self._chosen(name, self._live)
         if record_id is None:
             return self._do_create(name)
+        self.deleted.add(record_id)
         self._rest.ask("DELETE", f"sobjects/{name}/{record_id}")
         self._binned[name].append(record_id)
         self.changes += 1
@@ -259,6 +286,7 @@ class Writer(threading.Thread):
 
     def _do_delete_many(self, name: str) -> None:
         ids = self._sample(name, 2, 15)
+        self.deleted.update(ids)
         for found in self._collection("DELETE", ids):
             self._live[name].remove(found)
             self._binned[name].append(found)
@@ -277,6 +305,7 @@ class Writer(threading.Thread):
         record_id = self._chosen(name, self._live)
         if record_id is None:
             return self._do_create(name)
+        self.deleted.add(record_id)
         self._emulator.records.purge(record_id)
         self.purged.add(record_id)
         self.changes += 1

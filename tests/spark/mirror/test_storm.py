@@ -5,10 +5,13 @@ Afterwards, the mirror must equal the org. A blow is a fault or a kill.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
+from collections import Counter
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,14 +19,27 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.tables import open_target
 from tests.conftest import until
 from tests.emulator.records.support import events
-from tests.faults.storm import BLOWS, difference, fault_of, shuffled_blows
-from tests.faults.storm_org import OBJECTS, event_of, late_events, seed_of, truth_of
+from tests.faults.storm import BLOWS, JOBS, difference, fault_of, missed, shuffled_blows
+from tests.faults.storm_changes import KINDS as CHANGES
+from tests.faults.storm_changes import OrgChanges
+from tests.faults.storm_org import (
+    MIRROR_USER,
+    OBJECTS,
+    Rows,
+    admit_mirror,
+    aligned,
+    event_of,
+    late_events,
+    seed_of,
+    truth_of,
+)
 from tests.faults.storm_tables import readers_of, rows_of
 from tests.faults.storm_writer import WEIGHTS, Writer
 from tests.spark.conftest import TABLE_FORMAT
@@ -71,9 +87,72 @@ def test_writer_makes_every_kind_of_change(tmp_path: Path, seed: int):
     assert {"CREATE", "UPDATE", "DELETE", "UNDELETE", "GAP_OVERFLOW", "DIFF"} <= told
 
 
+def test_an_administrator_makes_every_kind_of_change(tmp_path: Path, seed: int):
+    """Each change of the org by an administrator takes effect while the writer goes on, is counted,
+    and is undone before the next one. Afterwards the mirror's user sees every record again.
+    """
+    with EmulatorServer(tmp_path / "org", seed=seed_of(tmp_path)) as emulator:
+        writer = Writer(emulator, seed)
+        writer.fill(60)
+        admit_mirror(emulator)
+        org = OrgChanges(emulator, writer, random.Random(seed))
+        for kind in [*CHANGES, *CHANGES]:
+            before = seen_by_mirror(emulator)
+            org.begin(kind)
+            for _ in range(10):
+                writer.step()
+            lasts = kind in ("rights", "object", "deselect")
+            assert (seen_by_mirror(emulator) != before) or not lasts, kind
+            org.end()
+            assert (seen_by_mirror(emulator) == before) or not lasts, kind
+        assert org.made == dict.fromkeys(CHANGES, 2)
+        truth = truth_of(emulator)
+        user = emulator.accounts.holder(MIRROR_USER)
+        for name in OBJECTS:
+            found = emulator.records.query(f"SELECT Id FROM {name}", user).rows
+            assert truth[name].keys() == {row["Id"] for row in found}
+        assert any(row["LastActivityDate"] for row in truth["Account"].values())
+
+
+def seen_by_mirror(emulator: EmulatorServer) -> tuple[object, ...]:
+    """Return for which objects the mirror's user has View All, which of them it sees, with how many
+    fields, and which events the channel carries.
+    """
+    user, fields = emulator.accounts.holder(MIRROR_USER), {}
+    for name in emulator.records.objects():
+        with contextlib.suppress(RecordProblem):
+            fields[name] = len(emulator.records.seen(name, user).fields)
+    return user.view_all_of, fields, [one.entity for one in emulator.event_channels.members()]
+
+
+def test_values_of_a_field_with_several_columns():
+    """If a field got another type, its value is in one of several columns of the table; columns of
+    fields that are gone are left out.
+    """
+    wanted = {"1": {"Name": "a", "Size__c": Decimal(1)}, "2": {"Name": "b", "Size__c": None}}
+    found: Rows = {
+        "1": {"Name": "a", "Size__c": None, "Size__c__decimal_18_4": Decimal(1), "Old__c": "x"},
+        "2": {"Name": "b", "Size__c": None, "Size__c__decimal_18_4": None, "Old__c": None},
+    }
+    assert aligned(found, wanted) == wanted
+    found["1"]["Size__c"] = "1"
+    assert "1 different" in difference(wanted, aligned(found, wanted))
+
+
+def test_a_blow_that_does_not_happen_is_reported(tmp_path: Path):
+    """A storm is not passed if a kind of blow was planned and never happened."""
+    emulator = EmulatorServer(tmp_path / "org")
+    for blow in JOBS:
+        emulator.faults.add(fault_of(blow, random.Random()))
+    blows = ["driver", "rights", *JOBS]
+    assert missed(blows, emulator, Counter(rights=1)) == ["job_aborted", "job_failed"]
+    assert missed(["rights", "object"], emulator, Counter(rights=1)) == ["object"]
+    emulator.stop()
+
+
 def test_the_same_seed_makes_the_same_changes(tmp_path: Path, seed: int):
     """Writers with the same seed leave two orgs with the same records, apart from dates, so that a
-    storm can be repeated.
+    storm can be repeated. That includes the changes by an administrator.
     """
     ends = []
     for number in range(2):
@@ -82,13 +161,18 @@ def test_the_same_seed_makes_the_same_changes(tmp_path: Path, seed: int):
         with EmulatorServer(directory / "org", seed=seed_of(directory)) as emulator:
             writer = Writer(emulator, seed)
             writer.fill(30)
+            admit_mirror(emulator)
+            org = OrgChanges(emulator, writer, random.Random(seed))
+            for place, kind in enumerate(CHANGES):
+                writer.plan(10 * place, partial(org.begin, kind))
+            writer.plan(95, org.end)
             writer.raise_goal(100)
             writer.start()
             writer.finish(300)
             truth = truth_of(emulator)
         ends.append(
             {
-                (name, record_id): {k: v for k, v in row.items() if not k.endswith("Date")}
+                (name, record_id): {k: v for k, v in row.items() if not k.endswith("edDate")}
                 for name, rows in truth.items()
                 for record_id, row in rows.items()
             }
@@ -152,7 +236,7 @@ def test_all_readers_see_merged_rows(spark: SparkSession, tmp_path: Path):
         "1": {**empty, "Name": "new"}, "3": empty, "5": {**empty, **full},
     }  # fmt: skip
     for read in readers_of(spark, TABLE_FORMAT).values():
-        assert read(tmp_path / "Account") == wanted
+        assert read(str(tmp_path / "Account")) == wanted
 
 
 def test_difference_lists_missing_extra_and_changed_records():
@@ -223,7 +307,7 @@ class StormWorld(World):
             for name, wanted in truth_of(self.emulator).items()
             if name in self.objects
             for reader, read in readers_of(self.spark, self.format).items()
-            if (text := difference(wanted, read(self.to / name)))
+            if (text := difference(wanted, read(str(self.to / name))))
         }
 
     def compare_unmarked(self) -> str:

@@ -125,6 +125,8 @@ class Records(Reading):
         if known is not None and retyped:
             self._convert(known, of, retyped)
         self._take(of)
+        self._past.catch_up()
+        self.close_queries(of)
         if known is not None and any(
             field.name not in old or field.formula != old[field.name].formula
             for field in of.calculated

@@ -123,6 +123,14 @@ class Past:
             source = self._snapshots[0][1] if self._snapshots else self._store
             return source.rows(sql, *given)
 
+    def catch_up(self) -> None:
+        """Let reads return the current state. Call this after a change of an object's definition,
+        because an earlier state does not have its columns.
+        """
+        with self._lock:
+            while self._snapshots:
+                self._snapshots.pop()[1].close()
+
     def _forget(self, now: float) -> None:
         while self._snapshots and self._snapshots[0][0] <= now - self._lag_s:
             self._snapshots.pop(0)[1].close()
@@ -348,6 +356,12 @@ class Reading:
         ):
             raise RecordProblem("INVALID_QUERY_LOCATOR", "invalid query locator")
         return self._page(name, cursor, int(start))
+
+    def close_queries(self, of: SObject) -> None:
+        """Close the unfinished queries of an object, whose columns have changed."""
+        with self._cursor_lock:
+            for name in [key for key, one in self._cursors.items() if one.plan.of.name == of.name]:
+                del self._cursors[name]
 
     def _page(self, name: str, cursor: _Cursor, start: int) -> Page:
         plan, numbers = cursor.plan, cursor.numbers[start : start + cursor.size]
