@@ -43,9 +43,9 @@ consumer() {
     tests/client/test_consumer.py tests/client/test_dispatch.py
 }
 streaming() {
-  local names=bayeux,failures,pending,protocol,subscriptions
+  local names=bayeux,failures,pending,progress,protocol,received,states,subscriptions
   covered "$(printf '*/streaming/%s.py,' ${names//,/ })" \
-    tests/streaming/test_{bayeux,pending,protocol}.py
+    tests/streaming/test_{bayeux,lanes,pending,protocol}.py
 }
 iceberg() { scripts/test_iceberg.sh --smoke; }
 docs() { scripts/docs.sh; }

@@ -193,7 +193,10 @@ def test_only_the_asyncio_client_imports_asyncio():
 STREAMING_CORE = (
     "bayeux",
     "failures",
+    "progress",
     "protocol",
+    "received",
+    "states",
     "subscriptions",
 )
 

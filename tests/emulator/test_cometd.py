@@ -295,6 +295,26 @@ def test_settings_change_the_shape_of_responses(start):
     assert event["data"]["sobject"]["Name"] == "b"
 
 
+def test_any_response_can_carry_the_events_of_all_channels(start):
+    """With a setting, the responses to subscribe and unsubscribe have the events of all channels.
+
+    An event comes with one response only.
+    """
+    emulator, _ = start(settings=Settings(streaming_flush_anywhere=True))
+    emulator.publish_streaming("/u/News", [{"payload": "x"}])
+    emulator.publish_streaming(TOPIC, records("old"))
+    client = Bayeux(emulator).ready()
+    client.subscribe(TOPIC)
+    found = emulator.publish_streaming(TOPIC, records("a"))
+    reply, event = client.ask("subscribe", subscription="/u/News")
+    assert (reply["subscription"], event["channel"]) == ("/u/News", TOPIC)
+    found += emulator.publish_streaming(TOPIC, records("b"))
+    _, other = client.ask("unsubscribe", subscription="/u/News")
+    assert ids([event, other]) == found
+    found = emulator.publish_streaming(TOPIC, records("c"))
+    assert ids(client.read(1)) == found
+
+
 def test_a_response_has_a_limited_number_of_events(start):
     """A response contains at most `streaming_reply_events` events; the rest comes later."""
     emulator, _ = start(settings=Settings(streaming_reply_events=2))

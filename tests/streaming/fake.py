@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeAlias
 
 from sfpubsub.auth.session import Session
 
 TOKEN = "00D000000000001!secret"
+
+Response: TypeAlias = bytes | list[dict[str, Any]] | None
 
 
 class FakeBayeux:
@@ -21,21 +23,28 @@ class FakeBayeux:
 
     Attributes:
         polls: Response bodies for held connects: bytes, or a list of events that are sent with the
-            confirmation.
+            confirmation. With None, the connection is closed instead.
+        more: Events for the replies to the next subscribes.
         refusals: Replies to the next handshakes, as dictionaries; when empty, they are confirmed.
+        starts: The position of each subscribe, with its channel.
         requests: The messages received, in order.
         tokens: The token of each handshake.
     """
 
     def __init__(self, port: int) -> None:
         self.session = Session(TOKEN, f"http://127.0.0.1:{port}", "00D000000000001AAA")
-        self.polls: queue.SimpleQueue[bytes | list[dict[str, Any]]] = queue.SimpleQueue()
-        self.held: Callable[[], bytes | list[dict[str, Any]]] = self.polls.get
+        self.polls: queue.SimpleQueue[Response] = queue.SimpleQueue()
+        self.held: Callable[[], Response] = self.polls.get
+        self.more: list[list[dict[str, Any]]] = []
         self.refusals: list[dict[str, Any]] = []
         self.requests: list[dict[str, Any]] = []
         self.tokens: list[str] = []
 
-    def answer(self, messages: list[dict[str, Any]], token: str) -> bytes:
+    @property
+    def starts(self) -> list[dict[str, int]]:
+        return [item["ext"]["replay"] for item in self.requests if "subscription" in item]
+
+    def answer(self, messages: list[dict[str, Any]], token: str) -> bytes | None:
         found: list[dict[str, Any]] = []
         for message in messages:
             self.requests.append(message)
@@ -47,9 +56,13 @@ class FakeBayeux:
                     reply |= {"successful": False, **self.refusals.pop(0)}
             elif message["channel"] == "/meta/connect" and "advice" not in message:
                 held = self.held()
+                if held is None:
+                    return None
                 if isinstance(held, bytes):
                     return held.replace(b"@reply", json.dumps(reply).encode())
                 found += held
+            elif message["channel"] == "/meta/subscribe" and self.more:
+                found += self.more.pop(0)
             found.append(reply)
         return json.dumps(found).encode()
 
@@ -65,6 +78,9 @@ def fake_bayeux() -> Iterator[FakeBayeux]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             token = self.headers["Authorization"].removeprefix("Bearer ")
             data = fake.answer(json.loads(body), token)
+            if data is None:
+                self.close_connection = True
+                return
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -19,10 +18,10 @@ from sfpubsub.streaming.bayeux import (
     Message,
     Send,
     StreamingMessage,
-    replay_id_of,
     sorted_out,
 )
 from sfpubsub.streaming.pending import Pending
+from sfpubsub.streaming.progress import Progress
 from sfpubsub.streaming.protocol import Pace, StreamingProtocol
 from sfpubsub.streaming.subscriptions import Subscriptions
 from sfpubsub.types import Gap
@@ -40,12 +39,15 @@ class Recorded(Pending):
     """A queue that also records everything that was ever put into it."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(itertools.count(1), limit)
+        super().__init__(1, limit)
         self.all: list[StreamingMessage | SfPubSubError] = []
 
-    def put(self, channel: str, events: Sequence[Message]) -> int | None:
-        self.all += [StreamingMessage(each, channel, replay_id_of(each), 0) for each in events]
-        return super().put(channel, events)
+    def put(self, channel: str, events: Sequence[Message], ids: Sequence[int | None]) -> None:
+        self.all += [
+            StreamingMessage(each, channel, number, 0)
+            for each, number in zip(events, ids, strict=True)
+        ]
+        super().put(channel, events, ids)
 
     def fail(self, error: SfPubSubError) -> None:
         self.all.append(error)
@@ -61,12 +63,18 @@ class Script:
         fallback: int | None = None,
         max_pending_count: int = 100,
         connection_timeout: float | None = 10.0,
+        pace: Pace | None = None,
+        is_tracked: bool = False,
     ) -> None:
         self.now = 100.0
         self.chance = 1.0
         self.pending = Recorded(max_pending_count)
-        channels = Subscriptions(json.dumps, fallback, self.pending)
-        self.protocol = StreamingProtocol(channels, Pace(), lambda: self.chance, connection_timeout)
+        self.progress: dict[str, Progress] = {}
+        progress = self.progress if is_tracked else None
+        channels = Subscriptions(json.dumps, fallback, self.pending, progress)
+        self.protocol = StreamingProtocol(
+            channels, pace or Pace(), lambda: self.chance, connection_timeout
+        )
         self.calls: dict[object, Call] = {}
         self.session: object = "session"
         self.out: list[Command] = []
@@ -218,7 +226,11 @@ class Script:
 
     @property
     def gaps(self) -> list[tuple[str, str]]:
-        return [(gap.reason, gap.subscription) for gap in self.of(Gap)]
+        return [(gap.reason, gap.subscription) for gap in self.out_gaps]
+
+    @property
+    def out_gaps(self) -> list[Gap]:
+        return self.of(Gap)
 
     @property
     def renewals(self) -> int:

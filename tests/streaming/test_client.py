@@ -41,6 +41,7 @@ from ..client.test_faces import asyncio_name, callables, members, parameters
 from ..conftest import PATIENCE, until
 from .conftest import TOPIC, numbered
 from .faces import QUICK, Current, session_of
+from .fake import fake_bayeux
 
 
 def org(emulator):
@@ -360,18 +361,20 @@ def test_message_numbers_continue_after_a_reopen(face, emulator):
     assert replay == {TOPIC: found.to_bytes(8, "big")}
 
 
-def test_an_event_without_an_id_does_not_stop_a_client_with_a_store(face, emulator):
+def test_an_event_without_an_id_does_not_stop_a_client_with_a_store(face):
     """An event without a replay id is delivered, no position is stored for it, and reading
     continues.
     """
     replay: dict = {}
-    client = face(emulator, TOPIC, replay=replay)
     bare = {"channel": TOPIC, "data": "text"}
-    client.client._driver.pending.put(TOPIC, [bare])
-    assert client.receive() == StreamingMessage(bare, TOPIC, None, 1)
-    found = emulator.publish_streaming(TOPIC, numbered(1))
-    assert client.ids(1) == found
-    assert replay == {TOPIC: found[0].to_bytes(8, "big")}
+    with fake_bayeux() as fake:
+        client = face(fake.session, TOPIC, replay=replay)
+        fake.polls.put([bare])
+        assert client.receive() == StreamingMessage(bare, TOPIC, None, 1)
+        assert replay == {}
+        fake.polls.put([{"channel": TOPIC, "data": {"event": {"replayId": 5}}}])
+        assert client.ids(1) == [5]
+        assert replay == {TOPIC: (5).to_bytes(8, "big")}
 
 
 def test_open_reports_why_it_failed(face, emulator):

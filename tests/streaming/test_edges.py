@@ -1,17 +1,24 @@
-"""Tests of the streaming clients at their edges: broken responses, forks, foreign positions."""
+"""Tests of the streaming clients at their edges: responses that overtake each other or are broken,
+forks, positions of other clients.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from sfpubsub.auth.session import Session
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import ConfigurationError, RemoteProtocolError
 from sfpubsub.stores.file_replay_store import FileReplayStore
+from sfpubsub.streaming import as_replay_id
 
 from ..cli.test_cli import environment
 from ..conftest import PATIENCE, wait_for_exit
@@ -24,6 +31,121 @@ NEWS = "/u/News"
 
 def news(text: str, replay_id: int = 1) -> dict:
     return {"channel": NEWS, "data": {"event": {"replayId": replay_id}, "payload": text}}
+
+
+@pytest.mark.parametrize(("reorder", "order"), [(PATIENCE, [4, 5, 6]), (0.0, [4, 6, 5])])
+def test_events_on_a_reply_wait_for_the_connect_in_flight(face, reorder, order):
+    """An event on the reply to a subscribe waits for the connect in flight, unless told otherwise.
+
+    An earlier one that comes later is delivered and counted.
+    """
+    with fake_bayeux() as fake:
+        pace = replace(QUICK, reorder=reorder)
+        client = face(fake.session, NEWS, replay=-2, pace=pace)
+        fake.polls.put([news("a", 4)])
+        found = client.ids(1)
+        fake.more.append([news("c", 6)])
+        client.subscribe(TOPIC)
+        found += [] if reorder else client.ids(1)
+        fake.polls.put([news("b", 5)])
+        assert found + client.ids(3 - len(found)) == order
+        assert client.late_count == (0 if reorder else 1)
+
+
+@pytest.mark.parametrize("policy", ["automatic", "manual"])
+def test_a_lost_connect_loses_no_event_that_came_with_a_reply(face, policy):
+    """If a connect is lost after a reply brought a later event, no event is lost or repeated.
+
+    The position in the store is never above the one at which the connect was sent.
+    """
+    store: dict = {}
+    with fake_bayeux() as fake:
+        pace = replace(QUICK, reorder=0.0)
+        client = face(fake.session, replay=store, replay_policy=policy, pace=pace)
+        store[NEWS] = bytes(as_replay_id(3))
+        client.subscribe(NEWS)
+
+        def receive() -> int:
+            (message,) = client.collect(1)
+            if policy == "manual":
+                client.ack(message)
+            return message.replay_id
+
+        fake.polls.put([news("a", 4)])
+        assert receive() == 4
+        fake.more.append([news("c", 6)])
+        client.subscribe(TOPIC)
+        assert receive() == 6
+        assert store[NEWS] == bytes(as_replay_id(4)), "a crash now would lose event 5"
+        fake.polls.put(None)  # event 5 was in the response
+        fake.polls.put([news("b", 5), news("c", 6), news("d", 7)])
+        assert [receive(), receive()] == [5, 7]
+        assert [start[NEWS] for start in fake.starts if NEWS in start] == [3, 4]
+        assert store[NEWS] == bytes(as_replay_id(7))
+
+
+def test_a_new_numbering_is_reported_and_delivered(face):
+    """If an org numbers its events anew after a session has ended, all of them are delivered."""
+    gaps: list = []
+    with fake_bayeux() as fake:
+        client = face(fake.session, NEWS, replay=-2, pace=QUICK, on_gap=gaps.append)
+        fake.polls.put([news("old", 100)])
+        assert client.ids(1) == [100]
+        fake.polls.put(None)
+        fake.polls.put([news("new", 1), news("new", 2)])
+        assert client.ids(2) == [1, 2]
+        assert [gap.reason for gap in gaps] == ["reset"]
+
+
+def test_acks_are_a_contiguous_prefix(face, emulator):
+    """With replay_policy="manual", a crash after acks out of order repeats what was not acked."""
+    store: dict = {}
+    client = face(emulator, TOPIC, replay=store, replay_policy="manual")
+    found = emulator.publish_streaming(TOPIC, numbered(4))
+    messages = client.collect(4)
+    for message in (messages[0], messages[3], messages[2]):
+        client.ack(message)
+    assert store == {TOPIC: bytes(as_replay_id(found[0]))}
+    after_crash = face(emulator, TOPIC, replay=dict(store), replay_policy="manual")
+    assert after_crash.ids(3) == found[1:]
+    client.close()
+    client.ack(messages[1])
+    assert store == {TOPIC: bytes(as_replay_id(found[3]))}
+
+
+def test_a_server_that_flushes_anywhere_loses_and_repeats_no_event(face, run_emulator):
+    """With an emulator that puts the events of all channels into any response, and random failures,
+    both channels get each event once.
+    """
+    emulator = run_emulator(settings=Settings(streaming_flush_anywhere=True))
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    published: dict = {channel: [] for channel in (TOPIC, NEWS)}
+    toggled = "/u/Third"
+    for channel in (toggled, NEWS):
+        emulator.publish_streaming(channel, [{"payload": "x"}])
+    emulator.publish_streaming(TOPIC, numbered(1))
+    emulator.bus.age_out()
+    pace = replace(QUICK, reorder=0.05)
+    client = face(emulator, TOPIC, NEWS, replay=-2, pace=pace, connection_timeout=None)
+    for _ in range(40):
+        for channel, events in ((TOPIC, numbered(1)), (NEWS, [{"payload": "x"}])):
+            published[channel] += emulator.publish_streaming(channel, events)
+        luck = chance.random()
+        if luck < 0.2:
+            emulator.faults.add(Fault("cut_poll"))
+        elif luck < 0.3:
+            emulator.faults.add(Fault("end_cometd_session"))
+        elif toggled in client.subscriptions:
+            client.unsubscribe(toggled)
+        else:
+            client.subscribe(toggled, -1)
+    found = client.collect(80)
+    for channel, ids in published.items():
+        received = [item.replay_id for item in found if item.channel == channel]
+        assert sorted(received) == ids
+    assert client.rest() == []
 
 
 def test_broken_utf_8_is_an_error(face):

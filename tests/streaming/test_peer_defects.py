@@ -26,6 +26,7 @@ from sfpubsub.streaming.bayeux import Lane
 from ..conftest import PATIENCE, until
 from .conftest import TOPIC, numbered
 from .faces import QUICK, AsyncFace, SyncFace, session_of
+from .fake import fake_bayeux
 from .script import BROKEN, Script, event
 
 ASK, POLL = Lane.ASK, Lane.POLL
@@ -189,19 +190,21 @@ def test_m11_every_channel_has_its_own_fallback():
     assert script.positions == {TOPIC: -2}
 
 
-def test_m12_an_event_without_a_date_or_an_id_raises_our_errors_only(face, emulator):
+def test_m12_an_event_without_a_date_or_an_id_raises_our_errors_only(face):
     """An event without a date is acked normally, and acking one without an id raises our own error.
 
     The peer raises an AttributeError.
     """
-    client = face(emulator, replay={}, replay_policy="manual")
     bare = {"channel": "/u/News", "data": {"event": {"replayId": 5}, "payload": "text"}}
-    message = StreamingMessage(bare, "/u/News", 5, 1)
-    assert message.created_date is None
-    client.ack(message)
-    assert client.replay_store.get("/u/News").replay_id.hex() == "0000000000000005"
-    with pytest.raises(RemoteProtocolError, match="has no replay id"):
-        client.ack(StreamingMessage({"channel": "/u/News", "data": ""}, "/u/News", None, 2))
+    with fake_bayeux() as fake:
+        fake.polls.put([bare, {"channel": "/u/News", "data": ""}])
+        client = face(fake.session, "/u/News", replay={}, replay_policy="manual")
+        message, other = client.collect(2)
+        assert message.created_date is None
+        client.ack(message)
+        assert client.replay_store.get("/u/News").replay_id.hex() == "0000000000000005"
+        with pytest.raises(RemoteProtocolError, match="has no replay id"):
+            client.ack(other)
 
 
 def test_m13_a_filtered_subscription_resumes_from_its_position(face, emulator):

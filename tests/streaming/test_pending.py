@@ -16,6 +16,11 @@ from sfpubsub.streaming.pending import Pending
 from tests.streaming.script import TOPIC, event
 
 
+def put(pending, *ids):
+    """Append events with these replay ids."""
+    pending.put(TOPIC, [event(each) for each in ids], ids)
+
+
 class Queue(RuleBasedStateMachine):
     """A state machine that checks the queue under random operations.
 
@@ -27,7 +32,7 @@ class Queue(RuleBasedStateMachine):
     def create(self, limit):
         """Create a queue with the given limit; a limit below 1 makes it unbounded."""
         self.limit = limit
-        self.pending = Pending(itertools.count(1), limit)
+        self.pending = Pending(1, limit)
         self.pending.on_room = self.note_fullness
         self.waiting = []  # replay ids and errors, in the order they must come out
         self.ids = itertools.count(1)
@@ -44,7 +49,7 @@ class Queue(RuleBasedStateMachine):
     def arrive(self, count):
         """Append events, as the driver does after a response."""
         ids = list(itertools.islice(self.ids, count))
-        assert self.pending.put(TOPIC, [event(each) for each in ids]) == ids[-1]
+        put(self.pending, *ids)
         self.waiting += ids
         self.note_fullness()
 
@@ -110,10 +115,10 @@ def test_an_iteration_stops_before_an_error():
     """An iteration stops before an error and leaves it in the queue, so that `receive`
     raises it.
     """
-    pending = Pending(itertools.count(1), 100)
-    pending.put(TOPIC, [event(1)])
+    pending = Pending(1, 100)
+    put(pending, 1)
     pending.fail(StreamUnavailableError("no connection"))
-    pending.put(TOPIC, [event(2)])
+    put(pending, 2)
     assert [item.replay_id for item in pending.messages()] == [1]
     assert isinstance(pending.head(), StreamUnavailableError)
     pending.take()
@@ -139,11 +144,11 @@ def test_room_is_reported_again_after_a_concurrent_append(before):
     """If another thread refills the queue just as room is reported, room is reported again once
     more items are taken.
     """
-    pending, told = Interrupted(itertools.count(1), 2), []
+    pending, told = Interrupted(1, 2), []
     pending.on_room = lambda: told.append(len(pending))
-    pending.put(TOPIC, [event(each) for each in range(before)])
+    put(pending, *range(before))
     pending.head()
-    pending.hook = lambda: pending.put(TOPIC, [event(8), event(9)])
+    pending.hook = lambda: put(pending, 8, 9)
     pending.take()
     told.clear()
     for _ in range(before + 1):
@@ -158,7 +163,7 @@ def test_room_is_reported_despite_concurrent_appends(limit):
     """A thread that waits for room before each append is always woken, while another
     thread reads.
     """
-    pending = Pending(itertools.count(1), limit)
+    pending = Pending(1, limit)
     room, rounds = threading.Event(), 200
 
     def append():
@@ -167,7 +172,7 @@ def test_room_is_reported_despite_concurrent_appends(limit):
             while pending.is_full:
                 assert room.wait(30), f"room was not reported after {number} appends"
                 room.clear()
-            pending.put(TOPIC, [event(2 * number), event(2 * number + 1)])
+            put(pending, 2 * number, 2 * number + 1)
 
     pending.on_room = room.set
     thread = threading.Thread(target=append)

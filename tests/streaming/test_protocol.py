@@ -331,6 +331,7 @@ def test_events_that_overtook_a_lost_subscribe_reply_are_replayed():
     assert script.positions == {TOPIC: -2}
     assert script.ids == []
     script.confirm(ASK, event(1), event(3))
+    script.wait(Pace().reorder)
     assert script.ids == [1, 3]
 
 
@@ -735,6 +736,7 @@ def test_events_before_a_lost_subscribe_reply_do_not_move_the_position(late):
     assert script.ids == []
     assert script.positions == {TOPIC: -2}
     script.confirm(ASK, event(1), event(3))
+    script.wait(Pace().reorder)
     assert script.ids == [1, 3]
 
 

@@ -1,11 +1,11 @@
 """The code shared by the synchronous and the asyncio client: everything except waiting.
 
-Operations that wait are coroutines, so that they are written only once. They wait in `_until` and
-`_stored`. In `StreamingBase`, both block the calling thread, so the coroutines never suspend; the
-asyncio client overrides both to wait in the event loop.
+Nothing here blocks. `Operation` is a request to the protocol, for whose outcome a client waits.
+`StreamingBase._turn` returns the next message, or a step to carry out first: `Wait` or `Store`. The
+synchronous client carries steps out in the calling thread, the asyncio client in the event loop.
 
-A position is stored when its message is delivered (automatic policy) or acked by the application
-(manual policy). Stored positions only move forward, in order of arrival.
+A message is acked when it is delivered (automatic policy) or by the application (manual policy). A
+position is stored once every message up to it is acked, in order of arrival.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import count
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
@@ -35,6 +35,7 @@ from sfpubsub.streaming import positions
 from sfpubsub.streaming.bayeux import Call, StreamingMessage
 from sfpubsub.streaming.driver import StreamingDriver
 from sfpubsub.streaming.pending import Pending
+from sfpubsub.streaming.progress import Progress, Storable
 from sfpubsub.streaming.protocol import Pace, StreamingProtocol
 from sfpubsub.streaming.subscriptions import Subscriptions
 from sfpubsub.streaming.transport import LongPolling
@@ -45,6 +46,67 @@ ReplayPolicy = Literal["automatic", "manual"]
 
 # Earlier versions have no replay; the service refuses them or treats them as the newest.
 _VERSION = re.compile(r"(3[7-9]|[4-9]\d|\d{3})\.0")
+
+
+class Wait(NamedTuple):
+    """Step: wait until `StreamingBase._has_news` returns true, or `seconds` have passed."""
+
+    seconds: float | None
+    """None means no limit."""
+
+
+class Store(NamedTuple):
+    """Step: store a position, then call `Progress.stored`."""
+
+    channel: str
+    progress: Progress
+    storable: Storable
+
+
+Turn: TypeAlias = StreamingMessage | Wait | Store | None
+
+
+class Operation:
+    """Opening, subscribing or unsubscribing: an input to the protocol with an outcome.
+
+    Args:
+        driver: Runs the protocol.
+        input_: Passes the operation's `Call` to the protocol.
+    """
+
+    def __init__(self, driver: StreamingDriver, input_: Callable[[Call], None]) -> None:
+        self.driver = driver
+        self._input = input_
+        self._call = Call()
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            LocalProtocolError: The input is not allowed.
+        """
+        if not self.driver.over:
+            self.driver.step(partial(self._input, self._call))
+
+    def is_over(self) -> bool:
+        """Return whether there is an outcome."""
+        return self._call.is_done or self.driver.over
+
+    def abandon(self) -> None:
+        """Undo the operation: its caller was interrupted, and would not learn of a success."""
+        self.driver.step(partial(self.driver.protocol.abandon, self._call))
+
+    def finish(self) -> None:
+        """Raise the error if the operation has failed.
+
+        Raises:
+            SfPubSubError: The operation failed.
+            LocalProtocolError: The client is closed.
+        """
+        if not self._call.is_done:  # the input was not processed
+            raise LocalProtocolError("the client is closed: open it first")
+        if self._call.error is not None:
+            raise self._call.error
 
 
 class StreamingBase:
@@ -81,17 +143,17 @@ class StreamingBase:
         self._start, self.replay_store = positions.start_and_store(replay)
         """The store that keeps positions; None if the client has a fixed start."""
         self._auto_acks = self.replay_store is not None and replay_policy == "automatic"
-        # Channel -> the `delivery_seq` of the message whose position is stored.
-        self._acked_seq: dict[str, int] = {}
+        # The acks by channel; changed by the driver, too. Kept after a close, because messages may
+        # still be acked then.
+        self._progress: dict[str, Progress] | None = None if self.replay_store is None else {}
         sessions = CurrentSession(session)
         http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
         self._channels = GenericChannels(OrgClient(sessions, http), api_version)
         fallback = None if replay_fallback is None else positions.as_number(replay_fallback)
-        # Not restarted when the client is opened again, so that later messages have higher numbers.
-        order = count(1)
 
-        def new_driver() -> StreamingDriver:
-            channels = Subscriptions(json_dumps, fallback, Pending(order, max_pending_count))
+        def new_driver(first: int) -> StreamingDriver:
+            pending = Pending(first, max_pending_count)
+            channels = Subscriptions(json_dumps, fallback, pending, self._progress)
             protocol = StreamingProtocol(
                 channels, pace or Pace(), random.random, connection_timeout
             )
@@ -100,7 +162,7 @@ class StreamingBase:
 
         self._home = CreatorProcess()
         self._new_driver = new_driver
-        self._driver = new_driver()  # never started; each `open` replaces it
+        self._driver = new_driver(1)  # never started; each `open` replaces it
 
     @classmethod
     def from_env(cls, options: Mapping[str, str | None] | None = None, **arguments: Any) -> Self:
@@ -139,108 +201,137 @@ class StreamingBase:
         """Whether messages or errors are queued; if so, receiving does not wait."""
         return self.pending_count > 0
 
+    @property
+    def late_count(self) -> int:
+        """The number of messages that were queued after one of the same channel with a higher
+        replay id, since the client was opened.
+        """
+        return self._driver.protocol.channels.late
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'closed' if self.closed else 'open'})"
-
-    # Overridden by the asyncio client.
-
-    def _launch(self) -> None:
-        self._driver.start()
-
-    async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
-        """Wait until *condition* is true, checking it after each step of the driver.
-
-        Args:
-            condition: Called with the driver's lock held, or in the event loop.
-            timeout: Longest wait, in seconds; None means no limit.
-        """
-        self._driver.wait(condition, timeout)
-
-    async def _stored(self, call: Callable[[], Any]) -> Any:
-        """Run *call*, which accesses the replay store, and return its result."""
-        return call()
-
-    # The operations of both clients.
 
     def _check_process(self) -> None:
         self._home.check("the streaming client")
 
-    async def _open(self) -> None:
+    # The operations of both clients.
+
+    def _opening(self, ring: Callable[[], None] = lambda: None) -> Operation:
+        """Start the driver, and return the operation that opens the client.
+
+        Args:
+            ring: See `StreamingDriver.start`.
+        """
         self._check_process()
         if not self.closed:
             raise LocalProtocolError("the client is already open")
-        self._driver = self._new_driver()
-        self._launch()
-        await self._ask(self._driver.protocol.open)
+        # Later messages have higher numbers than those before.
+        self._driver = self._new_driver(self._driver.pending.next_seq)
+        self._driver.start(ring)
+        return Operation(self._driver, self._driver.protocol.open)
 
-    async def _subscribe(self, channel: str, replay: positions.ReplayStart | None) -> None:
-        self._check_process()
-        start, resumes = replay, False
-        if replay is None and self.replay_store is not None:
-            start, resumes = await self._stored(partial(self.replay_store.get, channel)), True
+    def _subscribing(
+        self, channel: str, replay: positions.ReplayStart | None, stored: Any
+    ) -> Operation:
+        """Return the operation that subscribes to a channel.
+
+        Args:
+            channel: The channel.
+            replay: Where to start, if the caller requires it.
+            stored: The position in the store; None if there is none.
+        """
+        start = stored if replay is None else replay
         number = self._start if start is None else positions.as_number(start, channel)
         subscribe = partial(self._driver.protocol.channels.subscribe, channel, number)
-        await self._ask(partial(subscribe, rewind=replay is not None, resumes=resumes))
+        resumes = replay is None and self.replay_store is not None
+        return Operation(
+            self._driver, partial(subscribe, rewind=replay is not None, resumes=resumes)
+        )
 
-    async def _unsubscribe(self, channel: str) -> None:
+    def _unsubscribing(self, channel: str) -> Operation:
         self._check_process()
-        await self._ask(partial(self._driver.protocol.channels.unsubscribe, channel))
+        return Operation(self._driver, partial(self._driver.protocol.channels.unsubscribe, channel))
 
-    async def _ask(self, input_: Callable[[Call], None]) -> None:
-        """Pass *input_* and a new `Call` to the protocol, and wait until the call is settled.
+    # Receiving. One thread or task at a time.
+
+    def _deadline(self, timeout: float | None) -> float | None:
+        return None if timeout is None else time.monotonic() + timeout
+
+    def _turn(self, deadline: float | None) -> Turn:
+        """Return the next message, or the step to carry out first.
+
+        Args:
+            deadline: When to stop waiting, on the monotonic clock; None means no limit.
+
+        Returns:
+            None if the deadline has passed, or the client is closed and no message is left.
 
         Raises:
-            SfPubSubError: The call failed.
-            LocalProtocolError: The client is closed, or the input is not allowed.
+            SfPubSubError: The next item in the queue is this error.
         """
-        driver, call = self._driver, Call()
-        try:
-            if not driver.over:
-                driver.step(partial(input_, call))
-                await self._until(lambda: call.is_done or driver.over)
-        except BaseException:  # interrupted or cancelled: the caller would not learn of a success
-            driver.step(partial(driver.protocol.abandon, call))
-            raise
-        if not call.is_done:  # the input was not processed
-            raise LocalProtocolError("the client is closed: open it first")
-        if call.error is not None:
-            raise call.error
+        self._check_process()
+        driver, pending = self._driver, self._driver.pending
+        over = driver.over  # read first: a message may be queued just before the end
+        head = pending.head()
+        if self._auto_acks and isinstance(head, StreamingMessage):
+            # First: if storing the position fails, the message stays queued.
+            self._note_ack(head)
+        if (store := self._due()) is not None:
+            return store
+        if head is not None:
+            pending.take()
+            if isinstance(head, SfPubSubError):
+                raise head
+            return head
+        seconds = None if deadline is None else deadline - time.monotonic()
+        if over or (seconds is not None and seconds <= 0):
+            return None
+        pending.report_room()
+        return Wait(seconds)
 
-    async def _receive(self, timeout: float | None) -> StreamingMessage | None:
-        message = await self._next(timeout)
+    def _has_news(self) -> bool:
+        return bool(self._driver.pending) or self._driver.over or self._due() is not None
+
+    def _received(self, message: StreamingMessage | None) -> StreamingMessage | None:
+        """Check the result of a wait for a message.
+
+        Raises:
+            LocalProtocolError: The client is closed, and no message is left.
+        """
         # Checked in this order, so that a message queued just before the end is not missed.
         if message is None and self._driver.over and not self.has_pending_messages:
             raise LocalProtocolError("the client is closed and there are no pending messages")
         return message
 
-    async def _next(self, timeout: float | None = None) -> StreamingMessage | None:
-        self._check_process()
-        driver, pending = self._driver, self._driver.pending
-        if not pending and not driver.over:
-            pending.report_room()
-            await self._until(lambda: bool(pending or driver.over), timeout)
-        head = pending.head()
-        if self._auto_acks and isinstance(head, StreamingMessage) and head.replay_id is not None:
-            await self._ack(head)  # first: if this fails, the message stays queued
-        if head is not None:
-            pending.take()
-        if isinstance(head, SfPubSubError):
-            raise head
-        return head
-
     def _already_queued(self) -> Iterator[StreamingMessage]:
         """Return an iterator over the messages before the next queued error, without waiting.
 
-        This is cheaper than calling `_next` for each message. With the automatic policy, the
-        iterator is empty, because only `_next` stores positions.
+        This is cheaper than calling `_turn` for each message. With the automatic policy, the
+        iterator is empty, because only `_turn` stores positions.
         """
         return iter(()) if self._auto_acks else self._driver.pending.messages()
 
-    async def _ack(self, message: StreamingMessage) -> None:
+    # Positions.
+
+    def _acking(self, message: StreamingMessage) -> Store | None:
+        """Ack a message, and return the step that stores the position, if it has moved."""
         self._check_process()
-        name, number = message.subscription, message.replay_id
-        if number is None:
-            raise RemoteProtocolError(f"an event of {name} has no replay id: it cannot be acked")
-        if self.replay_store is not None and message.delivery_seq > self._acked_seq.get(name, 0):
-            await self._stored(partial(self.replay_store.set, name, positions.as_replay_id(number)))
-            self._acked_seq[name] = message.delivery_seq
+        if message.replay_id is None:
+            raise RemoteProtocolError(
+                f"an event of {message.subscription} has no replay id: it cannot be acked"
+            )
+        self._note_ack(message)
+        return self._due()
+
+    def _note_ack(self, message: StreamingMessage) -> None:
+        progress = (self._progress or {}).get(message.subscription)
+        if progress is not None and message.replay_id is not None:
+            progress.ack(message.delivery_seq)
+
+    def _due(self) -> Store | None:
+        """Return the step that stores a position which is due, if there is one."""
+        for channel, progress in tuple((self._progress or {}).items()):
+            storable = progress.storable()
+            if storable is not None:
+                return Store(channel, progress, storable)
+        return None

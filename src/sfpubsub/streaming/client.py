@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import cast
 
-from sfpubsub.streaming.base import StreamingBase
+from sfpubsub.stores.replay_store import ReplayStore
+from sfpubsub.streaming.base import Operation, Store, StreamingBase, Wait
 from sfpubsub.streaming.bayeux import StreamingMessage
-from sfpubsub.streaming.positions import ReplayStart
-
-T = TypeVar("T")
+from sfpubsub.streaming.positions import ReplayStart, as_replay_id
 
 
 class StreamingClient(StreamingBase):
@@ -27,8 +26,8 @@ class StreamingClient(StreamingBase):
         replay_fallback: Where a channel continues if its position is refused, at the start or after
             a reconnect; None to raise `ReplayIdRejectedError`.
         replay_policy: ``automatic`` stores a message's position just before it is delivered; after
-            a crash, the message in progress may be lost. ``manual`` stores it when `ack` is called;
-            after a crash, messages that were not acked are delivered again.
+            a crash, the message in progress may be lost. ``manual`` stores it once the message and
+            all before it are acked; after a crash, the others are delivered again.
         connection_timeout: Seconds without a connection after which `receive` raises an error,
             repeated after each further period of this length; the client keeps retrying. With None
             or 0, this error is never raised.
@@ -59,7 +58,7 @@ class StreamingClient(StreamingBase):
             StreamUnavailableError: The server cannot be reached, or is too busy.
             SfPubSubError: The server refused the connection for another reason.
         """
-        _finished(self._open())
+        self._wait_for(self._opening())
 
     def close(self) -> None:
         """Disconnect from the server, and wait up to ``Pace.close`` seconds (5 by default) for each
@@ -92,7 +91,10 @@ class StreamingClient(StreamingBase):
             QuotaExceededError: A limit of the org is reached.
             StreamUnavailableError: There was no connection for ``connection_timeout``.
         """
-        _finished(self._subscribe(channel, replay))
+        self._check_process()
+        store = self.replay_store if replay is None else None
+        stored = cast("ReplayStore", store).get(channel) if store is not None else None
+        self._wait_for(self._subscribing(channel, replay, stored))
 
     def unsubscribe(self, channel: str) -> None:
         """Unsubscribe from a channel. Does nothing if it is not subscribed.
@@ -103,7 +105,7 @@ class StreamingClient(StreamingBase):
             SfPubSubError: The server refused the request, or there was no connection for
                 ``connection_timeout``.
         """
-        _finished(self._unsubscribe(channel))
+        self._wait_for(self._unsubscribing(channel))
 
     def receive(self, timeout: float | None = None) -> StreamingMessage | None:
         """Return the next message.
@@ -125,17 +127,19 @@ class StreamingClient(StreamingBase):
             SfPubSubError: The server refused a channel after a reconnect, and the others continue;
                 or it ended the connection, and the client is closed.
         """
-        return _finished(self._receive(timeout))
+        return self._received(self._next(self._deadline(timeout)))
 
     def ack(self, message: StreamingMessage) -> None:
-        """Store a message's position, unless the position of a later message is already stored.
+        """Ack a message. If all messages of its channel before it are acked, store its position.
 
-        Does nothing if the client has no store.
+        Does nothing if the client has no store, or for messages from before the last `subscribe`.
 
         Raises:
             RemoteProtocolError: The message has no replay id.
         """
-        _finished(self._ack(message))
+        store = self._acking(message)
+        if store is not None:
+            self._store(store)
 
     @contextmanager
     def handling(self, message: StreamingMessage) -> Iterator[StreamingMessage]:
@@ -163,7 +167,7 @@ class StreamingClient(StreamingBase):
         return self._channels.push(channel, payload, user_ids)
 
     def __iter__(self) -> Iterator[StreamingMessage]:
-        while (message := _finished(self._next())) is not None:
+        while (message := self._next(None)) is not None:
             yield message
             yield from self._already_queued()
 
@@ -174,11 +178,28 @@ class StreamingClient(StreamingBase):
     def __exit__(self, *_raised: object) -> None:
         self.close()
 
+    # Carrying out what `StreamingBase` decides.
 
-def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that blocks this thread instead of suspending, and return its result."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        return cast(T, end.value)
-    raise AssertionError("bug in sfpubsub: a coroutine of the synchronous client was suspended")
+    def _wait_for(self, operation: Operation) -> None:
+        try:
+            operation.start()
+            operation.driver.wait(operation.is_over, None)
+        except BaseException:
+            operation.abandon()
+            raise
+        operation.finish()
+
+    def _next(self, deadline: float | None) -> StreamingMessage | None:
+        while True:
+            turn = self._turn(deadline)
+            if isinstance(turn, Wait):
+                self._driver.wait(self._has_news, turn.seconds)
+            elif isinstance(turn, Store):
+                self._store(turn)
+            else:
+                return turn
+
+    def _store(self, step: Store) -> None:
+        store = cast("ReplayStore", self.replay_store)  # this client rejects async stores
+        store.set(step.channel, as_replay_id(step.storable.position))
+        step.progress.stored(step.storable)

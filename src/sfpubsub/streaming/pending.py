@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice, repeat
+from itertools import count, islice, repeat
 
 from sfpubsub.errors import SfPubSubError
-from sfpubsub.streaming.bayeux import Message, StreamingMessage, replay_id_of
+from sfpubsub.streaming.bayeux import Message, StreamingMessage
 
 
 class _Run:
@@ -18,12 +18,13 @@ class _Run:
     earlier would make the garbage collector run more often.
     """
 
-    def __init__(self, channel: str, events: Sequence[Message], order: Iterator[int]) -> None:
-        self.ids = [replay_id_of(event) for event in events]
+    def __init__(
+        self, channel: str, events: Sequence[Message], ids: Sequence[int | None], first: int
+    ) -> None:
         # The events that are not taken yet, in reverse, because `pop` takes the last item. None
         # marks the end. Taken events are not kept, so that the next response can use their memory.
         self._events = [None, *reversed(events)]
-        fields = zip(iter(self._events.pop, None), repeat(channel), self.ids, order)
+        fields = zip(iter(self._events.pop, None), repeat(channel), ids, count(first))
         self.messages = map(partial(tuple.__new__, StreamingMessage), fields)
         """Takes the events, and returns them as messages."""
         self.head: StreamingMessage | SfPubSubError | None = None
@@ -37,12 +38,13 @@ class Pending:
     """A queue of messages and errors. One thread appends items, and another takes them.
 
     Args:
-        order: Supplies the sequence numbers of messages.
+        first: Sequence number of the first message.
         limit: Length at which the queue is full; 0 or less means no limit.
     """
 
-    def __init__(self, order: Iterator[int], limit: int) -> None:
-        self._order = order
+    def __init__(self, first: int, limit: int) -> None:
+        self.next_seq = first
+        """Sequence number of the next message that is appended."""
         self._limit = max(limit, 0)
         self._runs: deque[_Run] = deque()
         self._has_reported = False  # whether room was reported since the last append
@@ -63,15 +65,15 @@ class Pending:
         heads = [run.head for run in self._runs.copy()]
         return [head for head in heads if isinstance(head, SfPubSubError)]
 
-    def put(self, channel: str, events: Sequence[Message]) -> int | None:
-        """Append events of a channel. Return their last replay id, or None if no event has one."""
-        run = _Run(channel, events, self._order)
+    def put(self, channel: str, events: Sequence[Message], ids: Sequence[int | None]) -> None:
+        """Append events of a channel, with their replay ids."""
+        run = _Run(channel, events, ids, self.next_seq)
+        self.next_seq += len(events)
         self._append(run)
-        return next((each for each in reversed(run.ids) if each is not None), None)
 
     def fail(self, error: SfPubSubError) -> None:
         """Append an error."""
-        run = _Run("", (), self._order)
+        run = _Run("", (), (), self.next_seq)
         run.head = error
         self._append(run)
 

@@ -66,6 +66,10 @@ class Pace:
     """Upper bound of the delay after the server was too busy or a limit of the org was reached; the
     service asks to wait for "a few minutes".
     """
+    reorder: float = 1.0
+    """How long events wait for the response to another request that was in flight when they
+    arrived, because it may carry earlier events. With 0, they are delivered in order of arrival.
+    """
     renewed: float = 60.0
     """If a session is refused and its replacement is also refused within this time, before a held
     connect was answered, the client stops, because too many sign-ins lock a user out.
@@ -109,6 +113,7 @@ class StreamingProtocol:
     def __post_init__(self) -> None:
         # The server's advice; later values replace earlier ones.
         self._advice: dict[str, Any] = {"interval": 0.0, "timeout": self.pace.held}
+        self.channels.reorder = self.pace.reorder
         self._backoff = Backoff(self.pace.backoff_initial, self.pace.backoff_max)
         self._patience = self.connection_timeout or inf
 
@@ -143,6 +148,7 @@ class StreamingProtocol:
         application.
         """
         self.over, self._connected_at = True, None
+        self.channels.release()
         self._next_at = self._report_at = inf
         self._cut()
         reason = error or errors.LocalProtocolError("the client was closed")
@@ -174,7 +180,9 @@ class StreamingProtocol:
                 self._fail(error, Next.HANDSHAKE)
             else:
                 self._handle(request, replies)
-        self.channels.arrived(events)
+        is_answered = not isinstance(outcome, errors.SfPubSubError)
+        others = self._in_flight.values()
+        self.channels.arrived(request, events, others, self._now, is_answered=is_answered)
 
     def tick(self, now: float, input_: Callable[[], None] = lambda: None) -> list[Command]:
         """Handle an input or the passage of time, and return the commands to execute.
@@ -192,6 +200,8 @@ class StreamingProtocol:
         input_()
         if now >= self._due():
             self._fail(errors.StreamUnavailableError("the server did not answer in time"))
+        if now >= self.channels.release_at:
+            self.channels.release()
         if now >= self._report_at:
             self._report_outage()
         self._send_requests()
@@ -201,7 +211,8 @@ class StreamingProtocol:
     @property
     def deadline(self) -> float:
         """The value of *now* at which to call `tick` next; infinite if no call is needed."""
-        return min(self._report_at, self._advance_at(), self._due())
+        times = (self._report_at, self.channels.release_at, self._advance_at(), self._due())
+        return min(times)
 
     # Requests.
 
@@ -226,7 +237,7 @@ class StreamingProtocol:
                 self._handshake()
         if self._connected_at is None or Lane.ASK in self._in_flight:
             return
-        if asked := self.channels.requests(self._message):
+        if asked := self.channels.requests(self._message, self._in_flight):
             self._send(Lane.ASK, asked)
 
     def _message(self, channel: str, **fields: Any) -> Message:
@@ -259,6 +270,7 @@ class StreamingProtocol:
         due = self._now + before + timeout
         body = self.channels.dumps(messages)
         self._in_flight[lane] = request = Send(lane, messages, body, timeout, due, self._refused)
+        self.channels.sent(request)
         self.channels.out.append(request)
 
     def _cut(self) -> None:

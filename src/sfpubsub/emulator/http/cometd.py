@@ -248,9 +248,9 @@ class _Exchange:
         position = self._channels.position(topic, wanted)
         self._sessions.subscribe(session, Subscription(path, topic, position, conditions))
         reply = self._reply(message, clientId=session.client_id)
-        if not self._settings.streaming_events_on_subscribe:
-            return [reply]
-        return [reply, *self._stamped(self._sessions.collect(session, path), session)]
+        if self._settings.streaming_events_on_subscribe:
+            return [reply, *self._stamped(self._sessions.collect(session, path), session)]
+        return [reply, *self._flushed(session)]
 
     def _unsubscribe(self, message: Message) -> list[Message]:
         session = self._session(message)
@@ -258,7 +258,7 @@ class _Exchange:
         if not isinstance(name, str) or not name:
             raise Refusal("channel name")
         self._sessions.unsubscribe(session, name.partition("?")[0])
-        return [self._reply(message, clientId=session.client_id)]
+        return [self._reply(message, clientId=session.client_id), *self._flushed(session)]
 
     def _disconnect(self, message: Message) -> list[Message]:
         session = self._session(message)
@@ -291,6 +291,12 @@ class _Exchange:
             self._world.faults.met(sessions.ended_by(self._call.bearer))
             self._sessions.end(session)
             raise Refusal("authentication", reconnect="none")
+
+    def _flushed(self, session: Session) -> list[Message]:
+        """Return the pending events of all channels, if such a response may include them."""
+        if not self._settings.streaming_flush_anywhere:
+            return []
+        return self._stamped(self._sessions.collect(session), session)
 
     def _stamped(self, events: list[Message], session: Session) -> list[Message]:
         for event in events:

@@ -198,6 +198,11 @@ class Settings:
     subscription.
     """
 
+    streaming_flush_anywhere: bool = False
+    """Whether the response to a subscribe or unsubscribe message includes pending events of all
+    channels of the session, as a response to a connect message does.
+    """
+
     streaming_event_ids: bool = False
     """Whether event messages from the Streaming API have an `id`, which may be the same as the `id`
     of a client's message.
