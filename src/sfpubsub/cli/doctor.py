@@ -15,11 +15,10 @@ import click
 from sfpubsub.auth.http import Bearer, HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.organisation import organisation_of
-from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session
 from sfpubsub.cli import probes
 from sfpubsub.cli.main import NOT_ALLOWED
-from sfpubsub.cli.mirror_checks import ALL_CHANGES, unselected
+from sfpubsub.cli.mirror_checks import ALL_CHANGES, ChannelMembers
 from sfpubsub.cli.params import ManagedName, Topic
 from sfpubsub.cli.probes import NetworkRoute, ProbeError
 from sfpubsub.cli.render import json_line
@@ -339,15 +338,18 @@ def _check_object(report: _Report, settings: Settings, sessions: CurrentSession,
     check = f"changes of {name}"
     channel = ALL_CHANGES.rpartition("/")[2]
     try:
-        found = unselected(OrgClient(sessions, http), ALL_CHANGES, [name])
+        selection = ChannelMembers(sessions, http, topic=ALL_CHANGES)()
     except PermissionDeniedError as error:
         # Change events may still be delivered.
         report.add(check, "skipped", f"you are not allowed to view {channel}: {error}")
     except SfPubSubError as error:
         report.add(check, "failed", str(error))
     else:
-        if found:
+        member = selection.member(name)
+        if member is None:
             detail = f"not selected for change data capture on {channel}"
             report.add(check, "failed", detail, f"sfpubsub channel add {channel} {name}")
+        elif member.filter_expression is not None:
+            report.add(check, "failed", str(selection.problem(name)))
         else:
             report.add(check, "ok", f"selected for change data capture on {channel}")

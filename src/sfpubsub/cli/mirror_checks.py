@@ -1,32 +1,68 @@
-"""Check whether a mirror's channel delivers the change events of the mirrored objects."""
+"""Ask the org which objects' change events a mirror's channel delivers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.rest import OrgClient
-from sfpubsub.tooling import API_VERSION
-from sfpubsub.tooling.event_channels import EventChannels
+from sfpubsub.auth.session import CurrentSession
+from sfpubsub.spark.mirror.selection import Member, Selection
+from sfpubsub.tooling import API_VERSION, Tooling
+from sfpubsub.tooling.event_channels import STANDARD, ChannelMember, EventChannels
 
 # Topic of the channel with all objects that are selected for change data capture.
 ALL_CHANGES = "/data/ChangeEvents"
 
 
-def unselected(org: OrgClient, topic: str, objects: Sequence[str]) -> list[str]:
-    """Return the objects whose change events the channel does not deliver.
+class ChannelMembers:
+    """Asks for the members of the channel that a topic or managed subscription delivers.
 
     Args:
-        org: Makes the requests.
-        topic: Topic of the channel, such as ``/data/ChangeEvents``.
-        objects: API names of the objects.
-
-    Raises:
-        SfPubSubError: The channel's members could not be determined.
+        sessions: The session for the requests.
+        http: Makes the requests.
+        topic: The topic; None if *managed* is given.
+        managed: Name or id of the managed subscription, whose topic is looked up first.
     """
-    found = EventChannels(org, API_VERSION).show(topic.rpartition("/")[2])
-    members = {member.entity.lower() for member in found.members}
-    return [name for name in objects if _event(name).lower() not in members]
+
+    def __init__(
+        self,
+        sessions: CurrentSession,
+        http: HttpClient,
+        *,
+        topic: str | None = None,
+        managed: str | None = None,
+    ) -> None:
+        self._sessions = sessions
+        self._http = http
+        self._topic = topic  # cannot change, not even that of a managed subscription
+        self._managed = managed or ""
+
+    def __call__(self) -> Selection:
+        """Return the members now.
+
+        For the topic of one object, whose events the service delivers if any channel selects the
+        object, the result has that object's member of the standard channel or of another.
+
+        Raises:
+            SfPubSubError: The members could not be determined.
+        """
+        if self._topic is None:
+            tooling = Tooling(self._sessions, http=self._http)
+            self._topic = tooling.show(self._managed).topic_name
+        name = self._topic.rpartition("/")[2]
+        channels = EventChannels(OrgClient(self._sessions, self._http), API_VERSION)
+        if name.endswith("ChangeEvent"):
+            found: dict[str, Member] = {}
+            for channel in channels.channels():  # the standard channel comes first
+                for member in channel.members:
+                    if member.entity.lower() == name.lower():
+                        is_standard = channel.name == STANDARD
+                        # What the filters of other channels mean for this topic is not known.
+                        own = _member(member) if is_standard else Member(member.id)
+                        found.setdefault(member.entity, own)
+            return Selection(STANDARD, found)
+        members = channels.show(name).members
+        return Selection(name, {each.entity: _member(each) for each in members})
 
 
-def _event(name: str) -> str:
-    return f"{name.removesuffix('c') if name.endswith('__c') else name}ChangeEvent"
+def _member(member: ChannelMember) -> Member:
+    return Member(member.id, member.filter_expression)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import click
+
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
-from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, org_id_of
 from sfpubsub.cli.live import echo
-from sfpubsub.cli.mirror_checks import unselected
+from sfpubsub.cli.mirror_checks import ChannelMembers
 from sfpubsub.cli.service import CONNECT_TIMEOUT, StopRequest, client_of
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.status_file import StatusFile
@@ -23,7 +24,7 @@ from sfpubsub.cli.watching import Address, watching
 from sfpubsub.cli.words import counted
 from sfpubsub.cli.write_watch import WriteWatch
 from sfpubsub.config import Settings
-from sfpubsub.errors import SfPubSubError
+from sfpubsub.errors import ConfigurationError, SfPubSubError
 from sfpubsub.monitoring.metrics import Metric
 from sfpubsub.monitoring.monitor import OUR
 from sfpubsub.monitoring.registry import Sample, labels_of
@@ -31,6 +32,7 @@ from sfpubsub.monitoring.registry import Sample, labels_of
 if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.spark.mirror.job import Mirror
+    from sfpubsub.spark.mirror.selection import Selection
     from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
     from sfpubsub.spark.raw.sources import Source
     from sfpubsub.spark.tables.target import Place
@@ -101,6 +103,12 @@ class MirrorRun:
 
         http = HttpClient.from_settings(self._settings)
         reader = OrgReader(self._sessions, http=http)
+        selection = ChannelMembers(
+            self._sessions,
+            http,
+            topic=self._source.name if self._source.keeps_position else None,
+            managed=self._source.name,
+        )
         steps = StepWatch()
         with ExitStack() as opened:
             monitor = opened.enter_context(
@@ -160,6 +168,8 @@ class MirrorRun:
                     self._objects,
                     format=self._format,
                     settings=self._mirror_settings,
+                    selection=selection,
+                    report_gap=stream.report_gap,
                     on_progress=say,
                 )
             )
@@ -169,7 +179,7 @@ class MirrorRun:
             stop.tell(mirror.stop)
             gc.freeze()
             stream.begin()  # before any request to the org, whose limit of calls may be used up
-            self._report_unselected(http)
+            self._check_filters(selection)
             say(f"waiting until the stream from {self._source} has a start position")
             try:
                 mirror.run(stream.state, once=once)
@@ -213,23 +223,25 @@ class MirrorRun:
             **({} if report is None else vars(report)),
         }
 
-    def _report_unselected(self, http: HttpClient) -> None:
-        """Warn about objects whose change events the channel does not deliver."""
-        channel = self._source.name.rpartition("/")[2]
-        if not self._source.keeps_position or not self._source.name.startswith("/data/"):
-            return
-        if channel.endswith("ChangeEvent"):
-            return  # the topic of one object, which the service accepts or rejects
+    def _check_filters(self, selection: Callable[[], Selection]) -> None:
+        """Refuse objects of which the channel delivers only some events.
+
+        A channel that cannot be asked is asked again while the mirror runs.
+
+        Raises:
+            click.UsageError: A filter withholds events of an object.
+        """
+        from sfpubsub.spark.mirror.selection import check_filters
+
         try:
-            found = unselected(OrgClient(self._sessions, http), self._source.name, self._objects)
+            found = selection()
         except SfPubSubError as error:
-            say(f"cannot check which objects are selected for {self._source.name}: {error}")
+            say(f"cannot check which objects are selected for {self._source}: {error}")
             return
-        for name in found:
-            say(
-                f"{name} is not selected for change data capture on {channel}, so its changes are "
-                f"not received: run sfpubsub channel add {channel} {name}"
-            )
+        try:
+            check_filters(found, self._objects)
+        except ConfigurationError as error:
+            raise click.UsageError(str(error)) from error
 
     def _connected(self, schemas: SchemaStore) -> PubSubClient:
         client = client_of(self._settings, self._sessions, schemas)

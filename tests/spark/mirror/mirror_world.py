@@ -9,6 +9,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from sfpubsub.auth.http import HttpClient
+from sfpubsub.auth.session import CurrentSession
+from sfpubsub.cli.mirror_checks import ChannelMembers
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.rest import OrgReader
@@ -56,6 +59,7 @@ class World:
         raw = f"{self.place.address}{separator}_raw"
         self.raw = Destination.parse(raw, table_format)
         self.objects: Sequence[str] = ["Account"]
+        self.source = Source("topic", TOPIC)
         self.settings: dict[str, Any] = {"sweep": 0.0, "refresh_formulas": 0.0}
         self.now = 0.0
         self.wall = 1_800_000_000.0
@@ -78,7 +82,7 @@ class World:
         stream = MirrorStream(
             self.spark,
             self.raw,
-            Source("topic", TOPIC),
+            self.source,
             connect,
             start=StartPosition.latest(),
             fallback="earliest",
@@ -94,6 +98,8 @@ class World:
                 self.objects,
                 format=self.format,
                 settings=MirrorSettings(margin=MARGIN, **{**self.settings, **settings}),
+                selection=ChannelMembers(CurrentSession(session), HttpClient(), topic=TOPIC),
+                report_gap=stream.report_gap,
                 on_progress=self.said.append,
                 clock=lambda: self.now,
                 wall=lambda: self.wall,

@@ -19,7 +19,13 @@ from sfpubsub.errors import (
     WriteError,
 )
 from sfpubsub.spark.mirror.failures import Failures, Scope, can_resume, scope_of
-from sfpubsub.spark.mirror.planning import IDS_AT_ONCE, MOST_IDS, Wanted, wanted_reads
+from sfpubsub.spark.mirror.planning import (
+    IDS_AT_ONCE,
+    MOST_IDS,
+    Wanted,
+    smallest_first,
+    wanted_reads,
+)
 from sfpubsub.spark.mirror.reads import AsOf, Entry, Read, heals
 from sfpubsub.spark.mirror.turns import EVENTS_IN_A_ROW, Turns
 from sfpubsub.spark.mirror.waiting import Waiting, Why
@@ -226,3 +232,19 @@ def test_object_that_is_gone_is_looked_at_again_at_most_hourly():
     assert failures.is_there("Account")
     assert failures.may_read("Account", now)
     assert not failures.is_there("Account")
+
+
+def test_after_a_gap_the_smallest_object_is_read_first():
+    """If all objects wait for a read, they are read once each, by ascending number of records;
+    objects that were never read come last.
+    """
+    entry = Entry(None, Cue(Reason.GAP, None, None, 0), 1)
+    objects = ["New", "Case", "Lead", "Account"]
+    order = smallest_first(objects, {"Case": 500, "Lead": 0, "Account": 30, "New": None})
+    turns, queue, begun = Turns(), {name: [entry] for name in objects}, []
+    while reads := wanted_reads(queue, [name for name in order if name in queue], AsOf(1, 1)):
+        choice = turns.next(events=True, merge=True, reads=reads)
+        assert isinstance(choice, Wanted)
+        begun.append(choice.entity)
+        del queue[choice.entity]
+    assert begun == ["Lead", "Account", "Case", "New"]

@@ -41,6 +41,8 @@ from sfpubsub.spark.mirror.planning import Wanted
 from sfpubsub.spark.mirror.reading import OrgReads, Reading
 from sfpubsub.spark.mirror.reads import AsOf, Read
 from sfpubsub.spark.mirror.rights import check_rights
+from sfpubsub.spark.mirror.selection import Selection
+from sfpubsub.spark.mirror.selection_watch import SelectionWatch
 from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
 from sfpubsub.spark.mirror.signals import Signals
 from sfpubsub.spark.mirror.since import Since
@@ -55,6 +57,7 @@ from sfpubsub.spark.tables.engine import EventTables
 from sfpubsub.spark.tables.records import Reason
 from sfpubsub.spark.tables.steps import Follower
 from sfpubsub.spark.tables.target import Target
+from sfpubsub.types import Gap
 
 _log = logging.getLogger("sfpubsub.spark")
 
@@ -80,6 +83,10 @@ class Mirror:
         objects: API names of the objects to mirror, in addition to those of earlier runs.
         format: ``delta`` or ``iceberg``.
         settings: All other settings.
+        selection: Asks the org for the members of the stream's channel; called in a thread of its
+            own. With None, an object that is removed from the channel goes unnoticed.
+        report_gap: Stores and reports a gap that the mirror finds (`MirrorStream.report_gap`). With
+            None, it is only logged.
         on_progress: Called with each progress message.
         clock: Monotonic clock in seconds, for measuring `MirrorSettings.margin`.
         wall: Wall clock in seconds since the epoch, for schedules.
@@ -98,6 +105,8 @@ class Mirror:
         *,
         format: str = "delta",  # noqa: A002  # named as in Spark
         settings: MirrorSettings | None = None,
+        selection: Callable[[], Selection] | None = None,
+        report_gap: Callable[[Gap], object] | None = None,
         on_progress: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -125,6 +134,7 @@ class Mirror:
         self._is_logged = False
         self._is_held = False
         self._signals_at = float("-inf")
+        self._tell_gap = report_gap
         with ExitStack() as opened:
             self._engine = opened.enter_context(
                 EventTables(
@@ -154,6 +164,18 @@ class Mirror:
                 margin=self.settings.margin,
                 clock=clock,
                 wall=wall,
+            )
+            self._selection = opened.enter_context(
+                SelectionWatch(
+                    selection,
+                    self.tables.queue,
+                    self.waiting,
+                    lambda name: self._ask(name, Reason.GAP),
+                    self._report_gap,
+                    self._say,
+                    clock=clock,
+                    wall=wall,
+                )
             )
             self._since = Since(self.tables)
             self._signals = Signals(Mailbox(target.spark, target.place), reader)
@@ -287,6 +309,7 @@ class Mirror:
             return events and self._hand.apply_changes(state.written)
         if (
             self._ask_for_gaps(state.gaps)
+            or self._watch_selection(state)
             or self._end_reading()
             or self._describe_next()
             or self._ask_for_objects()
@@ -316,6 +339,7 @@ class Mirror:
             and state.is_caught_up
             and not state.has_open_gap
             and not self._has_new_gap(state.gaps)
+            and self._selection.is_done
             and self._hand.is_through(state.written)
             and self._fetching.is_idle
             and self._to_describe() is None
@@ -541,6 +565,18 @@ class Mirror:
         may_read = [name for name in self._objects if self.waiting.may_read(name)]
         return self._agenda.to_describe(may_read, self._described_at, self._clock())
 
+    def _watch_selection(self, state: StreamState) -> bool:
+        position = None if state.health is None else state.health.last_position
+        return self._selection.advance(self._objects, state.name, position)
+
+    def _report_gap(self, gap: Gap) -> None:
+        """Report a gap of one object; if it is not stored, request its reread at once."""
+        if self._tell_gap is not None:
+            self._tell_gap(gap)
+        elif gap.entity is not None:
+            _log.warning("%s", gap)
+            self._ask(gap.entity, Reason.GAP)
+
     def _ask_for_objects(self) -> bool:
         """Request the next read that is due: a first read, or one for new fields or stale formulas.
 
@@ -582,7 +618,9 @@ class Mirror:
         ]
         left = {name: self._fetching.unfinished(name) for name in names}
         found = [Wanted(name, last.kind) for name, last in left.items() if last is not None]
-        others = [name for name, last in left.items() if last is None]
+        records = {name: self._ledger.of(name).records for name in names}
+        waiting = [name for name, last in left.items() if last is None]
+        others = planning.smallest_first(waiting, records)
         found += planning.wanted_reads(self._hand.entries(), others, now)
         found += [each for each in self._sweeps() if each.entity in others]
         return found if found and self._may_read() else []

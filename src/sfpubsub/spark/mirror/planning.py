@@ -63,3 +63,17 @@ def _wanted(entity: str, entries: Sequence[Entry], now: Read) -> Wanted | None:
         if len(ids) > MOST_IDS:
             return Wanted(entity, "object")
     return Wanted(entity, "ids", tuple(ids)[:IDS_AT_ONCE]) if ids else None
+
+
+def smallest_first(objects: Sequence[str], records: Mapping[str, int | None]) -> list[str]:
+    """Return the objects in the order in which to read them whole, for instance after a gap.
+
+    So most tables equal the org again soon, and a budget of API calls reaches as many as possible.
+
+    Args:
+        objects: The objects.
+        records: Number of live records by object; None, or no entry, if it is not known. Objects
+            that were never read come last, in the given order.
+    """
+    sizes = {name: records.get(name) for name in objects}
+    return sorted(objects, key=lambda name: (sizes[name] is None, sizes[name] or 0))

@@ -33,6 +33,9 @@ ENTRIES = pa.schema([*QUEUE, ("asked", pa.int64()), ("added_at", TIME)])
 # Name of the stored fact that lists the gaps of the stream for which rereads were requested.
 _GAPS = "gaps"
 
+# Name of the stored fact about the channel's members.
+_SELECTED = "selected"
+
 
 class MirrorQueue:
     """The reread queue of one mirror. Not thread-safe.
@@ -63,7 +66,18 @@ class MirrorQueue:
 
     def keep_gaps(self, names: Sequence[str]) -> None:
         """Store the names of the gaps for which rereads were requested."""
-        self._table.make(ENTRIES, {"kind": MIRROR, _GAPS: json.dumps(list(names))})
+        self._keep({_GAPS: json.dumps(list(names))})
+
+    def selected(self) -> dict[str, str | None]:
+        """Return what is known about the channel's members, by object; see `selection.compared`."""
+        return dict(json.loads(self._table.facts().get(_SELECTED, "{}")))
+
+    def keep_selected(self, known: Mapping[str, str | None]) -> None:
+        """Store what is known about the channel's members, by object."""
+        self._keep({_SELECTED: json.dumps(dict(known))})
+
+    def _keep(self, changed: Mapping[str, str]) -> None:
+        self._table.make(ENTRIES, {**self._table.facts(), **changed})
 
     def add(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
         """Add the entries of a step, unless they were already added."""

@@ -33,7 +33,7 @@ from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.stores.schema_store import SchemaStore
-from sfpubsub.types import Health, ReplayId, StartPosition
+from sfpubsub.types import Gap, Health, ReplayId, StartPosition
 
 if TYPE_CHECKING:
     from sfpubsub.client.batch import EventBatch
@@ -65,6 +65,8 @@ class StreamState:
     has_open_gap: bool = True
     """Whether `gaps` may lack one, because the stream is not known to have continued after it."""
     health: Health | None = None
+    name: str = ""
+    """The topic, or the managed subscription's name or id."""
 
 
 class MirrorStream:
@@ -119,6 +121,7 @@ class MirrorStream:
         self._error: BaseException | None = None
         self._health: Health | None = None
         self._at_gap: tuple[int, ReplayId | None] = (0, None)
+        self._is_awaited = False  # whether the mirror waits for a position behind a gap
         self._gaps: tuple[KeptGap, ...] = ()
         # Number of the subscription's gaps when `_gaps` was read; -1 before.
         self._gaps_read = -1
@@ -179,8 +182,23 @@ class MirrorStream:
         received = job.progress.received
         idle = health.caught_up and not health.pending_count and health.delivered == received
         return StreamState(
-            self._was_anchored, idle, received, () if is_open else self._gaps, is_open, health
+            self._was_anchored,
+            idle,
+            received,
+            () if is_open else self._gaps,
+            is_open,
+            health,
+            self._source.name,
         )
+
+    def report_gap(self, gap: Gap) -> None:
+        """Store a gap that the mirror found, and report it as a gap of the subscription.
+
+        Raises:
+            WriteError: The gap could not be stored.
+        """
+        self._sidecars.keep_gaps([gap])
+        self._subscription.report_gap(gap)
 
     def _position(self, health: Health) -> ReplayId | None:
         """Return the durable position after which another process would continue.
@@ -196,7 +214,7 @@ class MirrorStream:
         count, (seen, at) = len(health.gaps), self._at_gap
         lost = sum(gap.reason not in _ON_THE_STREAM for gap in health.gaps)
         if lost > seen:
-            self._at_gap = (lost, position)
+            self._at_gap, self._is_awaited = (lost, position), True
             return True
         if seen:
             is_behind = position is not None and position != at
@@ -205,6 +223,7 @@ class MirrorStream:
             is_behind = health.last_position is not None
         if not is_behind or self.job.kept_gaps < count:
             return True
+        self._is_awaited = False
         if self._gaps_read != count:
             self._gaps, self._gaps_read = tuple(self._sidecars.gaps()), count
         return False
@@ -259,7 +278,7 @@ class MirrorStream:
             return client.subscribe_managed(self._source.name, ack="manual", max_unacked=unacked)
         return client.subscribe(
             self._source.name,
-            replay=_AnchoredStore(self._member, self._start),
+            replay=_AnchoredStore(self._member, self._start, lambda: self._is_awaited),
             replay_fallback=self._fallback,
             ack="manual",
             max_unacked=unacked,
@@ -294,17 +313,22 @@ class MirrorStream:
 class _AnchoredStore(TableReplayStore):
     """Stores positions in the raw table.
 
-    Makes the first position durable immediately, because the mirror waits for it.
+    Makes a position durable immediately if the mirror waits for it: the first one, and the first
+    one after a gap.
 
     Args:
         member: The writer of the source's events.
         start: Where to start if the table has no position yet.
+        is_awaited: Returns whether the mirror waits for a position after a gap.
     """
 
-    def __init__(self, member: Member, start: StartPosition) -> None:
+    def __init__(
+        self, member: Member, start: StartPosition, is_awaited: Callable[[], bool]
+    ) -> None:
         super().__init__(member)
         self._member = member
         self._start = start
+        self._is_awaited = is_awaited
 
     def get(self, topic: str) -> StartPosition:
         """Return where to resume: after the stored position; without one, at the given start."""
@@ -313,10 +337,10 @@ class _AnchoredStore(TableReplayStore):
         return super().get(topic)
 
     def set(self, topic: str, replay_id: ReplayId) -> None:
-        """Like `TableReplayStore.set`, but the first position is durable on return."""
+        """Like `TableReplayStore.set`, but a position that is waited for is durable on return."""
         is_first = self._member.positions.get(topic) is None
         super().set(topic, replay_id)
-        if is_first:
+        if is_first or self._is_awaited():
             self._member.flush()
 
 

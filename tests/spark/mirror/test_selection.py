@@ -1,0 +1,260 @@
+"""What follows when a channel stops delivering a mirrored object's events."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sfpubsub.auth.http import HttpClient
+from sfpubsub.auth.session import CurrentSession, Session
+from sfpubsub.cli.mirror_checks import ALL_CHANGES, ChannelMembers
+from sfpubsub.errors import ConfigurationError, SfPubSubError, StreamUnavailableError
+from sfpubsub.spark.mirror.selection import (
+    LOOK_EVERY,
+    RETRY_EVERY,
+    SETTLING,
+    Finding,
+    Member,
+    Selection,
+    check_filters,
+    compared,
+)
+from sfpubsub.spark.mirror.selection_watch import SelectionWatch
+from sfpubsub.spark.mirror.waiting import Waiting, Why
+from sfpubsub.types import Gap, ReplayId
+from tests.cli.test_cli import environment
+from tests.conftest import until
+
+NAME = "My_Managed_Subscription"
+
+
+class Org:
+    """A channel whose members a test changes, a mirror's memory, and processes that watch it."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {"AccountChangeEvent": Member("1")}
+        self.error: SfPubSubError | None = None
+        self.stored: dict[str, str | None] = {}
+        self.now = 0.0
+        self.looks = 0
+        self.said: list[str] = []
+        self.gaps: list[Gap] = []
+        self.asked: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        """Start a process that watches the channel; only what was stored survives."""
+        self.waiting = Waiting()
+        self.watch = SelectionWatch(
+            self._look,
+            self,  # type: ignore[arg-type]  # the part of the queue that is used
+            self.waiting,
+            self.asked.append,
+            self.gaps.append,
+            self.said.append,
+            clock=lambda: self.now,
+            wall=lambda: self.now,
+        )
+
+    def _look(self) -> Selection:
+        self.looks += 1
+        if self.error is not None:
+            raise self.error
+        return Selection("ChangeEvents", dict(self.members))
+
+    def selected(self) -> dict[str, str | None]:
+        """Return what the process stored."""
+        return dict(self.stored)
+
+    def keep_selected(self, known: dict[str, str | None]) -> None:
+        """Store what the process knows."""
+        self.stored = dict(known)
+
+    def look(self, after: float = LOOK_EVERY) -> None:
+        """Let some time pass, and let the process look at the channel if that is due."""
+        self.now += after
+        position = ReplayId(int(self.now).to_bytes(8, "big"))
+        with self.watch:
+            self.watch.advance(["Account"], NAME, position)
+            until(lambda: self._has_ended(position), "the look")
+        self.watch._background = type(self.watch._background)("channel members", 1.0)
+
+    def _has_ended(self, position: ReplayId) -> bool:
+        self.watch.advance(["Account"], NAME, position)
+        return self.watch._running is None
+
+    @property
+    def waits(self) -> str | None:
+        """Why the object waits; None if it does not."""
+        wait = self.waiting.of("Account").get(Why.DESELECTED)
+        return None if wait is None else wait.text
+
+
+def test_a_deselected_object_is_one_gap_and_waits_until_it_is_selected_again():
+    """The gap begins at the last good look, and names the object; the object waits, and says what
+    to do. Ten minutes after it was seen selected again, all its records are reread.
+    """
+    org = Org()
+    for _ in range(2):
+        org.look()
+    assert (org.gaps, org.asked, org.waits) == ([], [], None)
+    good = ReplayId(int(org.now).to_bytes(8, "big"))
+    del org.members["AccountChangeEvent"]
+    for _ in range(3):
+        org.look()
+    assert [(gap.reason, gap.subscription, gap.after, gap.entity) for gap in org.gaps] == [
+        ("deselected", NAME, good, "Account")
+    ]
+    assert "sfpubsub channel add ChangeEvents Account" in str(org.waits)
+    org.members["AccountChangeEvent"] = Member("2")
+    org.look()
+    org.look(SETTLING - 1)
+    assert org.asked == []
+    assert "selected again" in str(org.waits)
+    org.look(1.0)
+    assert (org.asked, org.waits, len(org.gaps)) == (["Account"], None, 1)
+    org.look()
+    assert (org.asked, len(org.gaps)) == (["Account"], 1)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_member_removed_and_added_between_two_looks_is_noticed(restarted: bool):
+    """A member that was added again has another id, so events were missed, even if no process ran
+    in the meantime.
+    """
+    org = Org()
+    org.look()
+    org.members["AccountChangeEvent"] = Member("2")
+    if restarted:
+        org.start()
+    org.look()
+    org.look(SETTLING)
+    assert [gap.reason for gap in org.gaps] == ["deselected"]
+    assert org.asked == ["Account"]
+
+
+def test_a_restart_does_not_forget_that_an_object_was_deselected():
+    """A process that starts after the object was selected again rereads it, as does one that starts
+    while it is not selected, since nothing else tells what has changed.
+    """
+    org = Org()
+    org.look()
+    del org.members["AccountChangeEvent"]
+    org.look()
+    org.start()
+    org.look()
+    assert (org.asked, org.waits is None) == (["Account"], False)
+    org.members["AccountChangeEvent"] = Member("2")
+    org.start()
+    org.look()
+    org.start()  # killed before the reread was requested
+    org.look()
+    org.look(SETTLING)
+    assert (org.asked, org.waits, len(org.gaps)) == (["Account", "Account"], None, 1)
+
+
+def test_a_filter_set_in_mid_run_is_a_gap_that_waits():
+    """With a filter, the channel delivers only some events of the object."""
+    org = Org()
+    org.look()
+    org.members["AccountChangeEvent"] = Member("1", "BillingCity = 'Rome'")
+    org.look()
+    assert [gap.entity for gap in org.gaps] == ["Account"]
+    assert "BillingCity = 'Rome'" in str(org.waits)
+
+
+def test_a_look_that_fails_concludes_nothing():
+    """The next look comes sooner after a temporary failure, and decides."""
+    org = Org()
+    org.look()
+    org.error = StreamUnavailableError("no answer")
+    org.look()
+    assert (org.gaps, org.waits) == ([], None)
+    org.error = None
+    before = org.looks
+    org.look(RETRY_EVERY - 1)
+    assert org.looks == before
+    org.look(1.0)
+    assert org.looks == before + 1
+    assert (org.gaps, org.waits) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("known", "now", "finding"),
+    [
+        ({}, "1", Finding.DELIVERED),
+        ({}, None, Finding.WITHHELD),
+        ({"Account": "1"}, "1", Finding.DELIVERED),
+        ({"Account": "1"}, "2", Finding.LOST),
+        ({"Account": "1"}, None, Finding.LOST),
+        ({"Account": None}, None, Finding.WITHHELD),
+        ({"Account": None}, "1", Finding.BACK),
+    ],
+)
+def test_a_look_is_compared_with_the_last_one(known, now, finding):
+    """Every pair of looks has one finding."""
+    assert compared(known, "Account", now) is finding
+
+
+def test_a_custom_object_has_a_change_event_of_its_own():
+    """Names are compared as the org does, whatever their case."""
+    selection = Selection("ChangeEvents", {"order__ChangeEvent": Member("1")})
+    assert selection.problem("Order__c") is None
+    with pytest.raises(ConfigurationError, match="Order__c cannot be mirrored"):
+        check_filters(
+            Selection("X__chn", {"Order__ChangeEvent": Member("1", "A = 1")}), ["Order__c"]
+        )
+
+
+@pytest.mark.spark
+def test_a_mirror_refuses_a_filtered_object(run_emulator, tmp_path: Path):
+    """The command ends with exit code 2, and names the filter, with a managed subscription too."""
+    emulator = run_emulator()
+    (member,) = [
+        each
+        for each in emulator.event_channels.members("ChangeEvents")
+        if each.entity == "AccountChangeEvent"
+    ]
+    emulator.event_channels.change(member.member_id, "BillingCity = 'Rome'", [])
+    emulator.managed.create("Changes", ALL_CHANGES)
+    arguments = ["Account", "--to", str(tmp_path / "lake"), "--managed", "Changes", "--once"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sfpubsub", "mirror", "run", *arguments],
+        env={**os.environ, **environment(emulator)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "BillingCity = 'Rome'" in done.stderr
+
+
+def test_members_are_those_of_the_channel_that_is_read(run_emulator):
+    """The topic of one object is served if any channel selects the object; a managed subscription
+    delivers its topic.
+    """
+    emulator = run_emulator()
+    session = Session(emulator.access_token, emulator.instance_url, emulator.tenant_id)
+    emulator.event_channels.create("Sales__chn", "data", "Sales")
+    own = emulator.event_channels.add(
+        "Sales_Account", "Sales__chn", "AccountChangeEvent", filter_expression="BillingCity = 'A'"
+    )
+    emulator.managed.create("Sales", "/data/Sales__chn")
+
+    def members(**of: str) -> Selection:
+        return ChannelMembers(CurrentSession(session), HttpClient(), **of)()
+
+    sales = members(managed="Sales")
+    assert sales.channel == "Sales__chn"
+    assert sales.member("Account") == Member(own.member_id, "BillingCity = 'A'")
+    standard = members(topic=ALL_CHANGES).member("Account")
+    assert standard is not None
+    assert members(topic="/data/AccountChangeEvent").member("Account") == standard
+    emulator.event_channels.remove(standard.id)
+    assert members(topic="/data/AccountChangeEvent").whole("Account") == own.member_id
+    emulator.event_channels.remove(own.member_id)
+    assert members(topic="/data/AccountChangeEvent").whole("Account") is None
