@@ -434,6 +434,25 @@ def test_lag_shows_what_subscribe_recorded(emulator, capsys):
     assert "ended" in page
 
 
+def test_a_managed_position_lost_between_two_runs_is_told_once(emulator, capsys):
+    """`subscribe --managed` keeps nothing but its status file, which knows when the position was
+    last confirmed: after 80 h without a run it warns of the events that are lost, once.
+    """
+    emulator.publish(TOPIC, orders(3))
+    subscribe = ["subscribe", "--managed", NAME]
+    assert run([*subscribe, "--max-events", "3"]) == 0
+    emulator.publish(TOPIC, orders(1))  # expires before it is received
+    emulator.clock.jump(80 * 3600.0)
+    emulator.publish(TOPIC, orders(2))
+    capsys.readouterr()
+    told = []
+    for events in (2, 1):
+        assert run([*subscribe, "--max-events", str(events)]) == 0
+        told.append(capsys.readouterr().err.count("(expired)"))
+        emulator.publish(TOPIC, orders(1))
+    assert told == [1, 0]
+
+
 def test_lag_tells_running_from_killed_processes(emulator, capsys):
     """A killed process cannot update its file, so `lag` checks whether it still runs."""
     emulator.publish(TOPIC, orders(1))

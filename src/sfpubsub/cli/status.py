@@ -27,7 +27,7 @@ SUFFIX = ".status.json"
 _MOST = 1e13
 
 # Version of the file format; files of another version are not read.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass
@@ -69,6 +69,10 @@ class Status:
     """Position of the last event that was printed or written; None before the first."""
     received_position: str | None = None
     committed_position: str | None = None
+    confirmed_position: str | None = None
+    """For `subscribe --managed`: the newest position that the service is known to have."""
+    confirmed_at: float | None = None
+    """Time of that position by the service's clock (client/last_confirmed.py)."""
     last_message_at: float | None = None
     """When the service last sent a message, including keepalives; None before the first message."""
     last_commit_at: float | None = None
@@ -200,6 +204,8 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "acked_position": _OPTIONAL_STR,
     "received_position": _OPTIONAL_STR,
     "committed_position": _OPTIONAL_STR,
+    "confirmed_position": _OPTIONAL_STR,
+    "confirmed_at": _OPTIONAL_TIME,
     "last_message_at": _OPTIONAL_TIME,
     "last_commit_at": _OPTIONAL_TIME,
     "acked_event_at": _OPTIONAL_TIME,

@@ -1,9 +1,10 @@
 """Write a small status file with the progress of a running command, for ``sfpubsub lag``.
 
 `subscribe`, `ingest` and `mirror run` each update one file in the thread that reads events, about
-once a second. Reading the file does not involve the service. The file is informative only: no
-decision depends on it, it is not flushed to disk, and a failed write does not stop the command. It
-contains no secrets and no event contents.
+once a second. Reading the file does not involve the service. It is not flushed to disk, and a
+failed write does not stop the command. It contains no secrets and no event contents. The file is
+informative, with one exception: for `subscribe --managed`, which keeps nothing else, it tells the
+next run when the position was last confirmed, so that a lost position is noticed.
 
 Each run has its own file. Once a run has received a message from the service, it removes the files
 of ended runs that read the same source, and takes over their hourly event counts. A run that exits
@@ -30,10 +31,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sfpubsub.cli.status import FORMAT, HOUR, SUFFIX, Kind, Status, read_status, recent, state_dir
+from sfpubsub.client.last_confirmed import Confirmed, LastConfirmed
 from sfpubsub.config import Settings
 from sfpubsub.monitoring.observation import NEW, Facts, Observation, Watched
 from sfpubsub.spark.runtime.process import Process
-from sfpubsub.types import Health
+from sfpubsub.types import Gap, Health, ReplayId
 
 if TYPE_CHECKING:
     from sfpubsub.client.batch import EventBatch
@@ -89,6 +91,10 @@ class StatusFile:
         self._key = _key(kind, name, settings.endpoint, org)
         self.observation = Observation(kind, name, clock=clock)
         """Collects the facts that are written to the file."""
+        self._known = LastConfirmed(name, None, settings.timings)
+        self._timings = settings.timings
+        self._report_gap: Callable[[Gap], object] | None = None
+        self._acked = 0  # number of events
         self._seen = NEW
         self._is_followed = False
         self._due = 0.0
@@ -113,6 +119,9 @@ class StatusFile:
         def begin() -> None:
             directory = state_dir()
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stored = _last_confirmed(directory, self._key)
+            self._known = LastConfirmed(self.status.name, stored, self._timings)
+            self._remember(stored)
             _prune(directory, self._clock())
             self._path = directory / f"{self._key}-{self.status.run}{SUFFIX}"
 
@@ -139,15 +148,25 @@ class StatusFile:
         if path is not None and not self.status.connected:
             self._guarded(lambda: path.unlink(missing_ok=True))
 
-    def follow(self, subscription: Watched) -> None:
-        """Start reporting the progress of *subscription*."""
+    def follow(
+        self, subscription: Watched, report_gap: Callable[[Gap], object] | None = None
+    ) -> None:
+        """Start reporting the progress of *subscription*.
+
+        Args:
+            subscription: The subscription.
+            report_gap: For a managed subscription: reports its gap if an earlier run's position was
+                lost; None if that is found elsewhere.
+        """
         self.observation.follow(subscription)
+        self._report_gap = report_gap
         self._is_followed = True
         self._due = 0.0
 
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
         """Record that the first *events* events of *batch* were acked; None means all events."""
         self.observation.acked(batch, events)
+        self._acked += len(batch) if events is None else events
 
     def refresh(self) -> None:
         """Write the file if an update is due. Call this in every iteration of the reading loop."""
@@ -165,6 +184,12 @@ class StatusFile:
     def _note(self, facts: Facts) -> None:
         status, seen, now, health = self.status, self._seen, self.status.updated_at, facts.health
         self._seen = health
+        if status.kind == "managed":
+            self._known.acked(self._acked, facts.acked_event_at)
+            gap = self._known.observe(health)
+            if gap is not None and self._report_gap is not None:
+                self._report_gap(gap)
+            self._remember(self._known.due(last=True))
         if health.responses != seen.responses:
             self._accepted(health)
         status.last_message_at, status.last_commit_at = facts.last_message_at, facts.last_commit_at
@@ -183,6 +208,14 @@ class StatusFile:
         if events:
             hour = str(int(now) // HOUR)
             status.hours[hour] = status.hours.get(hour, 0) + events
+
+    def _remember(self, confirmed: Confirmed | None) -> None:
+        """Keep a confirmed position for the next run; None changes nothing."""
+        if confirmed is None:
+            return
+        self.status.confirmed_position = confirmed.position.hex()
+        self.status.confirmed_at = confirmed.at
+        self._known.stored(confirmed)
 
     def _accepted(self, health: Health) -> None:
         path = self._path
@@ -235,6 +268,23 @@ def _remove_ended(directory: Path, key: str, *, silent: bool) -> Iterator[dict[s
                 # Of two processes that try, the one that succeeds takes over the counts.
                 path.unlink()
                 yield status.hours
+
+
+def _last_confirmed(directory: Path, key: str) -> Confirmed | None:
+    """Return the newest confirmed position that the runs of a source have kept; None if none has.
+
+    Args:
+        directory: The directory that contains the status files.
+        key: Start of the file names, which identifies the source.
+    """
+    found = []
+    for path in directory.glob(f"{key}-*{SUFFIX}"):
+        with suppress(FileNotFoundError, ValueError):  # as in `_remove_ended`
+            status = read_status(path)
+            if status.confirmed_position is not None and status.confirmed_at is not None:
+                position = ReplayId.from_hex(status.confirmed_position)
+                found.append(Confirmed(position, status.confirmed_at))
+    return max(found, key=lambda each: each.at, default=None)
 
 
 def _prune(directory: Path, now: float) -> None:

@@ -173,7 +173,7 @@ def subscribe(
         status = opened.enter_context(_status_file(managed, topic, settings))
         monitor.observe(status.observation)
         subscription = opened.enter_context(_open(client, managed, topic, start, fallback, kept))
-        status.follow(subscription)
+        status.follow(subscription, None if managed is None else subscription.report_gap)
         printer = _Printer(out, status, raw=raw, max_events=max_events)
         read_from: Reading = subscription
         processing: Callable[[int], AbstractContextManager[object]] = nullcontext

@@ -53,6 +53,7 @@ class LastConfirmed:
         self._stored = stored
         self._is_lost = False  # whether the stored position is, which must not be found again
         self._acked: deque[tuple[int, float]] = deque()
+        self._total = 0  # number of events in `_acked` and before it
         self._checked: int | None = None  # the last stream whose start was checked
 
     def acked(self, total: int, newest: float | None) -> None:
@@ -63,7 +64,8 @@ class LastConfirmed:
             newest: Time of the newest of these events by its own timestamp, in seconds since the
                 epoch; None if unknown.
         """
-        if newest is not None:
+        if newest is not None and total > self._total:
+            self._total = total
             self._acked.append((total, newest))
 
     def observe(self, health: Health) -> Gap | None:

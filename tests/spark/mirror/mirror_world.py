@@ -60,6 +60,8 @@ class World:
         self.raw = Destination.parse(raw, table_format)
         self.objects: Sequence[str] = ["Account"]
         self.source = Source("topic", TOPIC)
+        self.looks = False
+        """Whether the mirror looks at the channel's members."""
         self.settings: dict[str, Any] = {"sweep": 0.0, "refresh_formulas": 0.0}
         self.now = 0.0
         self.wall = 1_800_000_000.0
@@ -79,6 +81,7 @@ class World:
             target = self.emulator.grpc_target
             return PubSubClient(session, endpoint=target, insecure="1", schema_store=schemas)
 
+        members = ChannelMembers(CurrentSession(session), HttpClient(), topic=TOPIC)
         stream = MirrorStream(
             self.spark,
             self.raw,
@@ -98,7 +101,7 @@ class World:
                 self.objects,
                 format=self.format,
                 settings=MirrorSettings(margin=MARGIN, **{**self.settings, **settings}),
-                selection=ChannelMembers(CurrentSession(session), HttpClient(), topic=TOPIC),
+                selection=members if self.looks else None,
                 report_gap=stream.report_gap,
                 on_progress=self.said.append,
                 clock=lambda: self.now,

@@ -80,6 +80,7 @@ def test_a_deselected_object_waits_and_is_reread(world: World):
     again once its events are delivered again. Another process knows as much.
     """
     old = world.create(3)
+    world.looks = True
 
     def waits() -> dict[str, str]:
         (status,) = mirror.status()
