@@ -4,6 +4,7 @@
 
     SfPubSubError
      ├── ConfigurationError            a setting, option or destination is wrong
+     │    ├── OtherOrgError            the session or the events are of another org than before
      │    └── MissingExtraError        an optional dependency is not installed (also an ImportError)
      ├── AuthenticationError           the credentials were refused
      │    └── SessionExpiredError      the session is no longer accepted; a new one may be
@@ -83,6 +84,10 @@ def _rebuild(cls: type[SfPubSubError], args: tuple[Any, ...], state: dict[str, A
 
 class ConfigurationError(SfPubSubError):
     """A setting, an option or a destination is wrong."""
+
+
+class OtherOrgError(ConfigurationError):
+    """The session or the events are of another org than before, or than the data of a table."""
 
 
 class MissingExtraError(ConfigurationError, ImportError):

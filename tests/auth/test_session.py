@@ -9,7 +9,12 @@ import traceback
 import pytest
 
 from sfpubsub.auth.session import CurrentSession, Session, StaticSession
-from sfpubsub.errors import AuthenticationError, ConfigurationError, SessionExpiredError
+from sfpubsub.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    OtherOrgError,
+    SessionExpiredError,
+)
 
 from ..conftest import PATIENCE, until
 
@@ -235,3 +240,27 @@ def test_a_provider_error_reveals_no_secret(error, retryable):
         CurrentSession(Broken()).get()
     assert "client_secret" not in "".join(traceback.format_exception(caught.value))
     assert caught.value.retryable is retryable
+
+
+@pytest.mark.parametrize(
+    ("org_id", "is_same"),
+    [("00D000000000001AAA", True), ("00D000000000001", True), ("00D000000000002AAA", False)],
+)
+def test_a_renewed_session_belongs_to_the_same_org(org_id: str, is_same: bool):
+    """If another tool's default org is switched while a job runs, the renewed session is rejected,
+    so that the job does not continue with another org's events. The error names both orgs.
+    """
+
+    class Switched:
+        def get_session(self, expired: Session | None) -> Session:
+            if expired is None:
+                return session()
+            return Session("new", "https://x", f"core/prod/{org_id}")
+
+    current = CurrentSession(Switched())
+    first = current.get()
+    if is_same:
+        assert current.renew(first).access_token == "new"
+        return
+    with pytest.raises(OtherOrgError, match=r"00D000000000002AAA.*00D000000000001AAA"):
+        current.renew(first)

@@ -15,6 +15,7 @@ from sfpubsub.config import Settings
 from sfpubsub.errors import (
     AuthenticationError,
     ConfigurationError,
+    OtherOrgError,
     SessionExpiredError,
     SfPubSubError,
 )
@@ -199,8 +200,9 @@ class StaticSession:
 class CurrentSession:
     """The session that all calls of a client share. Thread-safe.
 
-    An expired session is renewed only once, even if several callers request a renewal. This class
-    is a `SessionProvider` itself, so that several clients can share one sign-in.
+    An expired session is renewed only once, even if several callers request a renewal. A renewed
+    session must belong to the same org: a position or a table is that of one org. This class is a
+    `SessionProvider` itself, so that several clients can share one sign-in.
 
     Args:
         session: A session, or a provider of sessions.
@@ -249,7 +251,7 @@ class CurrentSession:
             # too, and too many refused sign-ins lock the user out.
             raise copy.copy(self._failure)
         try:
-            return self._provider.get_session(expired)
+            return _of_same_org(self._provider.get_session(expired), expired)
         except SfPubSubError as error:
             self._failure = copy.copy(error)
             self._failures += 1
@@ -264,3 +266,14 @@ class CurrentSession:
         self._failure = failure
         self._failures += 1
         raise copy.copy(failure)
+
+
+def _of_same_org(session: Session, expired: Session | None) -> Session:
+    before = org_id_of(expired.tenant_id) if expired is not None else ""
+    if before and is_other_org(before, session.tenant_id):
+        raise OtherOrgError(
+            f"the new session belongs to the org {org_id_of(session.tenant_id)}, but the one that "
+            f"has expired to {before}: sign in to that org, for instance by naming it in the "
+            f"settings instead of using the default org of another tool, and start again"
+        )
+    return session

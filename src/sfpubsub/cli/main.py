@@ -17,13 +17,15 @@ from sfpubsub import __version__
 from sfpubsub.cli.logs import LogFormat, set_up
 from sfpubsub.errors import (
     AuthenticationError,
+    OtherOrgError,
     PermissionDeniedError,
     ReplayIdRejectedError,
     SfPubSubError,
 )
 
-# Exit codes. Click uses 2 for usage errors.
+# Exit codes. Click also uses 2, for usage errors.
 FAILED = 1
+WRONG_USE = 2
 NOT_ALLOWED = 3
 POSITION_LOST = 4
 INTERRUPTED = 130
@@ -146,7 +148,9 @@ def run(args: list[str] | None = None) -> int:
 
 
 def exit_code(error: SfPubSubError) -> int:
-    """Return the exit code for an error: `NOT_ALLOWED`, `POSITION_LOST` or `FAILED`."""
+    """Return the exit code for an error."""
+    if isinstance(error, OtherOrgError):
+        return WRONG_USE
     if isinstance(error, (AuthenticationError, PermissionDeniedError)):
         return NOT_ALLOWED
     if isinstance(error, ReplayIdRejectedError):

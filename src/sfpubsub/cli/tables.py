@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -72,6 +73,7 @@ _FORMATS = click.Choice(["parquet", "delta", "iceberg"])
 @click.option(
     "--follow", is_flag=True, help="Keep running, and process new batches of the raw table."
 )
+@click.option("--yes", is_flag=True, help="With rebuild: do not ask for confirmation.")
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
 @http_option
@@ -85,6 +87,7 @@ def tables(
     current: bool,
     history: bool,
     follow: bool,
+    yes: bool,
     master: str | None,
     conf: tuple[tuple[str, str], ...],
     packages: tuple[str, ...],
@@ -96,12 +99,16 @@ def tables(
     killed at any moment and restarted, and can run alongside the ingest job. Events that cannot be
     decoded are written to the table _undecodable, with the reason.
 
-    `sfpubsub tables rebuild` empties the tables and then rebuilds them.
+    `sfpubsub tables rebuild` asks for confirmation, empties the tables and then rebuilds them. The
+    tables of a mirror are not emptied: the next `sfpubsub mirror run` reads all objects again.
     """
+    if yes and what is None:
+        raise click.UsageError("--yes requires rebuild")
     for module in ("pyspark", "pandas", "pyarrow"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError("sfpubsub tables", "spark")
     # Imported here, because these modules load pyspark and pyarrow.
+    from sfpubsub.spark.mirror import starting_over
     from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_of
     from sfpubsub.spark.runtime.session import spark_session
     from sfpubsub.spark.tables.engine import EventTables
@@ -111,6 +118,8 @@ def tables(
     # Check these before Spark starts, which takes seconds.
     check_raw_table(Destination.parse(raw, source_format))
     Place.parse(target, format_)
+    if what == "rebuild":
+        _confirm(raw, target, yes=yes)
     stop = StopRequest()
     stopping = threading.Event()
     watch = StepWatch()
@@ -128,6 +137,13 @@ def tables(
         )
         spark = start_spark(session, stop)
         opened.push(session)
+        if what == "rebuild" and starting_over.is_mirror(spark, target, format_):
+            names = starting_over.start_over(
+                spark, raw, target, format=format_, raw_format=source_format
+            )
+            echo("all objects of the mirror will be read again by the next sfpubsub mirror run")
+            click.echo(json.dumps({"from": raw, "to": target, "objects": list(names)}))
+            return
         stop.tell(stopping.set)
         engine = opened.enter_context(
             EventTables(
@@ -139,6 +155,7 @@ def tables(
                 objects=[name.strip() for name in objects.split(",")] if objects else [],
                 current=current,
                 history=history,
+                for_rebuild=what == "rebuild",
             )
         )
         watch.follow(engine, monitor)
@@ -157,6 +174,23 @@ def tables(
     if total.undecodable and not total.rows:
         _explain_undecodable(total, target)
         click.get_current_context().exit(FAILED)
+
+
+def _confirm(raw: str, target: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "emptying tables requires confirmation in a terminal: use --yes to skip the "
+            "confirmation"
+        )
+    question = (
+        f"this empties the tables in {target}, and builds them again from the rows that {raw} "
+        f"still has (the tables of a mirror are marked instead, and all their objects are read "
+        f"again)"
+    )
+    if not click.confirm(question, err=True):
+        raise click.ClickException("not confirmed: nothing was changed")
 
 
 def _record(raw: str, target: str, total: StepReport) -> dict[str, object]:

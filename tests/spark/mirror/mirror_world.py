@@ -89,6 +89,7 @@ class World:
             connect,
             start=StartPosition.latest(),
             fallback="earliest",
+            org_id=self.emulator.tenant_id,
             job_settings={"batch_seconds": 0.1},
         )
         with (

@@ -128,7 +128,7 @@ def test_stored_notes_markers_and_reads_are_restored():
     be loaded too.
     """
     merge = Merge(
-        "Account", "object", 1, 2, READ, None, is_last=True, applied_seq=9, at=1.5, calls=3,
+        "Account", "object", 1, 2, READ, None, is_last=True, applied_seq=9, at=1.5,
         filled={"Name": 1},
     )  # fmt: skip
     for note in (
@@ -177,15 +177,19 @@ def test_next_read_is_chosen_from_closable_entries():
 def test_budget_limits_requests_within_24_hours():
     """A request counts towards the budget for 24 hours, even if an earlier process sent it.
 
-    No read may begin once the budget is used up.
+    No read may begin once the budget is used up. What is stored has one number per hour.
     """
     budget = Budget(10, [(0.0, 4)])
     assert budget.may_read(1.0, 5)
-    assert budget.count(1.0, 5) == 5
-    assert budget.count(2.0, 6) == 1
-    assert not budget.may_read(3.0, 6)
-    assert budget.may_read(DAY, 6)
-    assert budget.spent(DAY + 2, 6) == 0
+    assert budget.count(3600.0, 5) == [(0.0, 4), (3600.0, 5)]
+    used = budget.count(3601.0, 6)
+    assert used == [(0.0, 4), (3601.0, 6)]
+    for each in (budget, Budget(10, used)):  # also after a restart
+        calls = 6 if each is budget else 0
+        assert not each.may_read(3602.0, calls)
+        assert each.may_read(DAY, calls)
+        assert each.count(DAY, calls) == [(3601.0, 6)]
+        assert each.spent(DAY + 3601, calls) == 0
     assert Budget(None, [(0.0, 10**9)]).may_read(1.0, 5)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sfpubsub.errors import ConfigurationError
+from sfpubsub.errors import ConfigurationError, OtherOrgError
 from sfpubsub.spark.raw import ownership
 from sfpubsub.spark.raw.destination import Destination, check_format
 from sfpubsub.spark.raw.ownership import (
@@ -108,6 +108,22 @@ def test_a_table_belongs_to_its_first_source(tmp_path: Path, written: str):
     assert "topic /event/A__e" in str(caught.value)
     assert "managed subscription My_Sub" in str(caught.value)
     assert "choose another destination" in str(caught.value)
+
+
+def test_a_table_belongs_to_one_org(tmp_path: Path):
+    """Once a table has data, the session of another org is rejected, and the error names both orgs.
+
+    The 15- and the 18-character id of an org are the same, and an unknown org is accepted.
+    """
+    claim_table(tmp_path, TOPIC, org_id="00D000000000003EAA")
+    claim_table(tmp_path, TOPIC, org_id="00D000000000001")
+    (tmp_path / "ingest_date=2026-11-20").mkdir()
+    for same in ("00D000000000001", "00D000000000001EAA", None):
+        claim_table(tmp_path, TOPIC, org_id=same)
+    with pytest.raises(OtherOrgError) as caught:
+        claim_table(tmp_path, TOPIC, org_id="00D000000000002")
+    assert "00D000000000001EAA, not of 00D000000000002EAA" in str(caught.value)
+    assert ownership.org_of(tmp_path) == "00D000000000001EAA"
 
 
 def test_an_interrupted_first_start_does_not_block_the_next(tmp_path: Path):

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.spark.ingest.writer import EventWriter
+from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.ownership import local_sidecars
 from sfpubsub.spark.tables.engine import EventTables, StepReport
@@ -118,3 +119,34 @@ class Raw:
         found = {name: self.seqs(name) for name in +self.expected}
         assert {name: len(seqs) for name, seqs in found.items()} == dict(+self.expected)
         assert sorted(seq for seqs in found.values() for seq in seqs) == list(range(self.written))
+
+
+def version_of(spark: SparkSession, place: Destination) -> str | None:
+    """Return the current version of a raw table."""
+    return RawBatches(spark, place).version()
+
+
+def set_back(spark: SparkSession, place: Destination, version: str | None) -> None:
+    """Restore a raw table to an earlier or later version."""
+    if place.format == "delta":
+        address = f"delta.`{place.address}`"
+        spark.sql(f"RESTORE TABLE {address} TO VERSION AS OF {version}").collect()
+        return
+    snapshots = _iceberg(spark, place).manageSnapshots()
+    snapshots.setCurrentSnapshot(int(version or 0)).commit()
+
+
+def remove_rows(spark: SparkSession, place: Destination) -> None:
+    """Delete all rows of a raw table, as its user may do."""
+    if place.format == "delta":
+        spark.sql(f"DELETE FROM delta.`{place.address}`")
+        return
+    jvm: Any = spark._jvm
+    every = jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
+    _iceberg(spark, place).newDelete().deleteFromRowFilter(every).commit()
+
+
+def _iceberg(spark: SparkSession, place: Destination) -> Any:
+    jvm: Any = spark._jvm
+    configuration = spark._jsparkSession.sessionState().newHadoopConf()
+    return jvm.org.apache.iceberg.hadoop.HadoopTables(configuration).load(place.url)

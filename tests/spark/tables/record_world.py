@@ -8,8 +8,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.codec import Codec, NoCodec
 from sfpubsub.client.batch import EventBatch
+from sfpubsub.errors import SchemaNotFoundError
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.tables.current import HISTORY_SUFFIX
 from sfpubsub.spark.tables.engine import EventTables
@@ -40,14 +41,21 @@ class World:
         self.written: list[tuple[str, Published]] = []
         """Type and content of each written event; its index is its ``ingest_seq``."""
 
-    def write(self, events: Sequence[tuple[str, Published]], bad: Sequence[int] = ()) -> None:
+    def write(
+        self,
+        events: Sequence[tuple[str, Published]],
+        bad: Sequence[int] = (),
+        unknown: Sequence[int] = (),
+    ) -> None:
         """Write one batch to the raw table.
 
         Args:
             events: Pairs of event type and event, in order of arrival.
             bad: ``ingest_seq`` of each event whose payload is made undecodable.
+            unknown: ``ingest_seq`` of each event whose schema the service does not know.
         """
-        codecs, raws = {}, []
+        codecs: dict[str, Codec] = {}
+        raws = []
         for event_type, event in events:
             schema_id = f"{event_type}-{event.version}"
             text = schema_text(event_type, event.version)
@@ -55,6 +63,9 @@ class World:
             self.schemas.put(schema_id, text)
             seq = len(self.written)
             end = b"x" if seq in bad else b""
+            if seq in unknown:
+                schema_id = "unknown"
+                codecs[schema_id] = NoCodec(schema_id, SchemaNotFoundError("no such schema"))
             raws.append(
                 RawEvent(f"event-{seq}", schema_id, event.payload + end, ReplayId(b"%08d" % seq))
             )

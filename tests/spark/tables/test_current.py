@@ -48,6 +48,28 @@ def test_table_names_are_object_names():
     assert entity_of("Order_Event__e") is None
 
 
+def test_an_event_without_a_schema_marks_every_record_it_may_be_about(world):
+    """If the service does not know an event's schema, its object is not known either. So the rows
+    of all objects are marked and queued; an entry without an object stands for any other one.
+    """
+    events = [(ACCOUNT, each) for each in arrivals(Org(1, records=4), 6)]
+    events += [(ORDER, each) for each in arrivals(Org(2, "Order__c", records=4), 6)]
+    world.write(events)
+    with world.tables(history=False, current=True) as tables:
+        list(tables.run())
+        seq = len(world.written)
+        world.write(events[:1], unknown=[seq])
+        list(tables.run())
+    for name in ("Account", "Order__c"):
+        assert {row["_reread"] for row in world.rows(name)} == {True}
+    queued = [row for row in world.rows(QUEUE_NAME) if row["since_seq"] == seq]
+    assert {(row["entity_name"], row["record_id"], row["reason"]) for row in queued} == {
+        ("Account", None, "gap"),
+        ("Order__c", None, "gap"),
+        (None, None, "gap"),
+    }
+
+
 @pytest.mark.slow
 def test_tables_equal_the_reference_for_steps_of_any_size(world):
     """Random events, processed in steps of random size, yield the rows that `SlowTables` computes

@@ -23,15 +23,25 @@ from sfpubsub.spark.raw.ownership import claim_table
 from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.tables import engine as engine_module
-from sfpubsub.spark.tables import parquet_target, planning
+from sfpubsub.spark.tables import parquet_target, planning, steps
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded
 from sfpubsub.spark.tables.engine import EventTables, StepReport
-from sfpubsub.spark.tables.steps import StepTable
+from sfpubsub.spark.tables.steps import StepFile, StepTable
 from sfpubsub.stores.schema_store import schema_file_name
 from tests.avro.schemas import schema_text
 from tests.conftest import until
 from tests.spark.conftest import TABLE_FORMAT
-from tests.spark.tables.raw_world import ACCOUNT, ORDER, ORDER_2, RECEIVED, TOPIC, Raw
+from tests.spark.tables.raw_world import (
+    ACCOUNT,
+    ORDER,
+    ORDER_2,
+    RECEIVED,
+    TOPIC,
+    Raw,
+    remove_rows,
+    set_back,
+    version_of,
+)
 
 # Commits to Delta and Iceberg are slow, and other tests cover them too.
 BOTH = ["parquet", pytest.param(TABLE_FORMAT, marks=pytest.mark.slow)]
@@ -173,6 +183,36 @@ def test_a_killed_step_into_delta_or_iceberg_is_resumed_from_its_plan(lakehouse)
     lakehouse.check()
 
 
+def test_a_killed_step_is_repeated_for_its_own_objects(raw):
+    """If a mirror is killed within a step and restarted with one more object, the step is completed
+    as it was planned; the events of the new object are added from the next step on.
+    """
+    raw.write((ORDER, 2, 0), (ACCOUNT, 3, 0))
+    with kill_at(1, (StepFile, "add")), pytest.raises(Killed):
+        raw.make(objects=["Account"], mirror=True)
+    raw.write((ORDER, 1, 0), (ACCOUNT, 1, 0))
+    raw.make(objects=["Order_Event__e"], mirror=True)
+    assert (raw.seqs("AccountChangeEvent"), raw.seqs("Order_Event__e")) == ([2, 3, 4, 6], [5])
+
+
+def test_rows_may_be_removed_from_the_raw_table_once_they_are_in_the_tables(spark, tmp_path):
+    """Tables need no raw row twice: they continue after all rows were removed from the raw table.
+
+    They also know the number of the last row that they contain.
+    """
+    raw = Raw(spark, tmp_path / "raw", TABLE_FORMAT, TABLE_FORMAT)
+    raw.write((ORDER, 3, 1))
+    raw.make()
+    remove_rows(spark, raw.place)
+    with raw.tables() as tables:
+        assert tables.applied_seq() == 3
+        assert tables.step() is None
+        raw.write((ORDER, 2, 0))
+        list(tables.run())
+        assert tables.applied_seq() == 5
+    raw.check()
+
+
 def test_events_of_a_channel_are_undecodable_and_do_not_wait(raw):
     """Streaming API messages are JSON and will never have a schema, so no step waits for one."""
     raw.write((ORDER, 3, 0), received_at=RECEIVED)
@@ -231,12 +271,12 @@ def test_tables_follow_a_restore_of_the_raw_table(spark, tmp_path):
     written again, and row numbers are never reused."""
     raw = Raw(spark, tmp_path / "raw", TABLE_FORMAT, TABLE_FORMAT)
     raw.write((ORDER, 3, 0))
-    first = version(raw)
+    first = version_of(raw.spark, raw.place)
     raw.write((ORDER, 2, 1))
     raw.make()
     raw.check()
-    second = version(raw)
-    set_back(raw, first)
+    second = version_of(raw.spark, raw.place)
+    set_back(raw.spark, raw.place, first)
     with raw.tables() as tables:
         assert tables.step().removed == 1
         assert tables.step() is None
@@ -245,7 +285,7 @@ def test_tables_follow_a_restore_of_the_raw_table(spark, tmp_path):
     raw.write((ACCOUNT, 2, 0))
     raw.make()
     assert raw.seqs("AccountChangeEvent") == [6, 7]
-    set_back(raw, second)
+    set_back(raw.spark, raw.place, second)
     raw.make()
     assert raw.seqs("AccountChangeEvent") == []
     assert raw.seqs("Order_Event__e") == [0, 1, 2, 3, 4]
@@ -253,29 +293,15 @@ def test_tables_follow_a_restore_of_the_raw_table(spark, tmp_path):
     assert raw.make() == StepReport()
 
 
-def version(raw: Raw) -> str | None:
-    return RawBatches(raw.spark, raw.place).version()
-
-
-def set_back(raw: Raw, version: str | None) -> None:
-    if raw.format == "delta":
-        raw.spark.sql(f"RESTORE TABLE delta.`{raw.path}` TO VERSION AS OF {version}").collect()
-        return
-    jvm: Any = raw.spark._jvm
-    configuration = raw.spark._jsparkSession.sessionState().newHadoopConf()
-    table = jvm.org.apache.iceberg.hadoop.HadoopTables(configuration).load(f"file://{raw.path}")
-    table.manageSnapshots().setCurrentSnapshot(int(version or 0)).commit()
-
-
 @pytest.mark.slow
 def test_parquet_tables_must_be_rebuilt_after_a_restore(spark, tmp_path):
     """Rows of removed batches cannot be deleted from Parquet, so the error asks for a rebuild."""
     raw = Raw(spark, tmp_path / "raw", TABLE_FORMAT)
     raw.write((ORDER, 3, 0))
-    first = version(raw)
+    first = version_of(raw.spark, raw.place)
     raw.write((ORDER, 2, 0))
     raw.make()
-    set_back(raw, first)
+    set_back(raw.spark, raw.place, first)
     with raw.tables() as tables:
         with pytest.raises(ConfigurationError, match="sfpubsub tables rebuild"):
             tables.step()
@@ -519,6 +545,7 @@ def test_the_command_reports_what_it_did(command, raw, capsys):
     A second run processes no batches, and `rebuild` processes all of them again.
     """
     raw.write((ORDER, 4, 1))
+    capsys.readouterr()
     assert command("--http=0") == 0
     printed = capsys.readouterr()
     first, *_, last = printed.err.splitlines()
@@ -533,9 +560,72 @@ def test_the_command_reports_what_it_did(command, raw, capsys):
     }
     assert command() == 0
     assert json.loads(capsys.readouterr().out)["batches"] == 0
-    assert command("rebuild") == 0
+    assert command("rebuild") == 2
+    assert "requires confirmation in a terminal: use --yes" in capsys.readouterr().err
+    raw.check()
+    assert command("rebuild", "--yes") == 0
     assert json.loads(capsys.readouterr().out)["batches"] == 1
     raw.check()
+
+
+def test_tables_can_be_rebuilt_if_rows_were_removed_before_they_were_processed(
+    command, raw, capsys
+):
+    """If raw rows of an unfinished step were removed, the error names the command that helps, and
+    that command works: the tables then have the rows that are left.
+    """
+    raw.write((ORDER, 3, 0))
+    raw.make()
+    raw.write((ACCOUNT, 2, 0))
+    with kill_at(1, (StepFile, "add")), pytest.raises(Killed):
+        raw.make()
+    newest = max(raw.path.glob("ingest_date=*/batch=*"), key=lambda path: path.name)
+    shutil.rmtree(newest)
+    assert command() == 1
+    error = capsys.readouterr().err
+    assert "expected 2 rows in raw batches" in error
+    assert "but found 0" in error
+    assert "build the tables again with sfpubsub tables rebuild" in error
+    assert command("rebuild", "--yes") == 0
+    assert raw.seqs("Order_Event__e") == [0, 1, 2]
+
+
+def test_old_plans_of_steps_are_removed(monkeypatch, lakehouse):
+    """A target keeps the plans of the newest steps, and the newest one about each subject, so the
+    time to start does not grow with its age. A removal that is killed is repeated.
+
+    If the newest plan itself is gone, the error names the command that helps, and it works.
+    """
+    monkeypatch.setattr(steps, "_KEPT", 4)
+    monkeypatch.setattr(steps, "_TRIM_EVERY", 4)
+    lakehouse.write((ORDER, 2, 0))
+
+    def plans() -> list[int]:
+        return sorted(row[0] for row in lakehouse.read("_steps").select("step").collect())
+
+    with lakehouse.tables() as tables:
+        list(tables.run())
+        kind = type(tables.target.table("_steps"))
+        for number in range(2, 12):
+            tables.beside({}, "once" if number == 2 else "often", {"number": number})
+        with kill_at(1, (kind, "delete")), pytest.raises(Killed):
+            tables.beside({}, "often", {"number": 12})
+    assert plans() == [2, 8, 9, 10, 11]
+    with lakehouse.tables() as tables:
+        assert tables.newest.totals == {"number": 11}
+        list(tables.run())
+        tables.beside({}, "often", {"number": 12})
+        assert plans() == [2, 8, 9, 10, 11, 12]
+        lakehouse.write((ORDER, 1, 0))
+        list(tables.run())
+        lakehouse.check()
+        tables.target.table("_steps").delete("step > 12", 27)
+    with pytest.raises(WriteError, match=r"step 13 was removed .* sfpubsub tables rebuild"):
+        lakehouse.tables()
+    with lakehouse.tables(for_rebuild=True) as tables:
+        tables.rebuild()
+        list(tables.run())
+    lakehouse.check()
 
 
 def test_the_command_fails_if_nothing_could_be_decoded(command, raw, capsys):

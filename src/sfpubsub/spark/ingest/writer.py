@@ -35,6 +35,7 @@ from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.undecodable import OnUndecodable, Undecodable
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.lease import Lease
+from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.raw.ownership import claim_table, make_table_directory
 from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.spark.raw.rows import EventRows, TimedEvents
@@ -81,8 +82,8 @@ class EventWriter:
             only count and log it; ``fail``: make `write` raise.
         quarantine: Receives undecodable events. Required for *on_undecodable* ``quarantine``, and
             not allowed otherwise.
-        org_id: 18-character id of the org that publishes the events, for the column ``org_id``;
-            None leaves it null.
+        org_id: Id of the org that publishes the events, for the column ``org_id``. The table
+            remembers it, and rejects the events of another org. None leaves the column null.
         table_properties: For table formats: properties to set if the table has to be created, such
             as ``delta.logRetentionDuration``.
 
@@ -90,6 +91,7 @@ class EventWriter:
         ConfigurationError: The destination is not valid, belongs to other sources or was not
             created by sfpubsub, or is in use by another writer; Spark lacks the format's jars; or
             *on_undecodable* is not valid or does not match *quarantine*.
+        OtherOrgError: The table contains events of another org than *org_id*.
         WriteError: The table cannot be read, or Spark has exited.
         ValueError: *window* or *window_keys* is not positive.
     """
@@ -121,7 +123,7 @@ class EventWriter:
         self._source_of = {source.name: source for source in self.sources}
         self._undecodable = Undecodable(on_undecodable, quarantine)
         self.destination = place
-        self.org_id = org_id
+        self.org_id: str | None = one_org(None, org_id, place)
         self._sidecars = Sidecars(spark, place, clock=clock)
         self._logged: set[str] = set()
         """Ids of missing schemas that were already logged."""
@@ -136,7 +138,7 @@ class EventWriter:
                 make_table_directory(place.local)
                 self._lease = Lease.acquire(place.local, self._jvm.pid)
                 unless_done.callback(self._lease.release)
-            self._table = _open_table(spark, place, self.sources, table_properties)
+            self._table = _open_table(spark, place, self.sources, table_properties, self.org_id)
             self._table.on_restored = self._note_restored
             # The window is named after the table, not its sources, which may change while the keys
             # stay the same.
@@ -283,10 +285,14 @@ class EventWriter:
         Raises:
             LocalProtocolError: The rows do not have the columns and types of a raw table, the
                 writer was closed, or another thread is writing.
+            OtherOrgError: The ``org_id`` of a row is not that of the table.
             WriteError: It is unknown whether the rows were written; write them again.
         """
         given = {**schemas_in(rows), **(schemas or {})}
         rows = check_rows(rows)
+        org_id = self._table.org_id
+        for found in pc.unique(rows["org_id"]).to_pylist():
+            org_id = one_org(org_id, found, self.destination)
         with self._one_write():
             if name is not None and name in self._table.names:
                 return WriteResult(0, 0, 0, None, None, self.position, repeated=True)
@@ -505,20 +511,21 @@ def _open_table(
     place: Destination,
     sources: tuple[Source, ...],
     properties: Mapping[str, str] | None,
+    org_id: str | None,
 ) -> RawTable:
     if place.format == "delta":
         from sfpubsub.spark.raw.delta import DeltaTable
 
-        return DeltaTable(spark, place, sources, properties)
+        return DeltaTable(spark, place, sources, properties, org_id)
     if place.format == "iceberg":
         from sfpubsub.spark.raw.iceberg import IcebergTable
 
-        return IcebergTable(spark, place, sources, properties)
+        return IcebergTable(spark, place, sources, properties, org_id)
     if properties:
         raise ConfigurationError(
             "format parquet has no table properties: leave them out, or use delta or iceberg"
         )
     if place.local is None:
         raise AssertionError("a parquet table must be a local directory")
-    sidecars, layout = claim_table(place.local, sources, place.staging)
+    sidecars, layout = claim_table(place.local, sources, place.staging, org_id)
     return ParquetTable(spark, place.local, sidecars, layout)

@@ -14,11 +14,10 @@ The worker makes no decisions about records or reads.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from sfpubsub.spark.mirror.budget import Budget
 from sfpubsub.spark.mirror.ledger import Ledger
-from sfpubsub.spark.mirror.notes import Note
+from sfpubsub.spark.mirror.notes import Note, subject_of
 from sfpubsub.spark.mirror.queue import MirrorQueue
 from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, as_of
 from sfpubsub.spark.tables.engine import EventTables
@@ -105,8 +104,8 @@ class StepRunner:
         Raises:
             WriteError: The step failed.
         """
-        note = replace(note, calls=self._budget.count(self._wall(), self._calls()))
-        self._engine.beside(note.to_note())
+        calls = self._budget.count(self._wall(), self._calls())
+        self._engine.beside(note.to_note(), subject_of(note), {"calls": calls})
         self._ledger.take(note)
         self._note()
 

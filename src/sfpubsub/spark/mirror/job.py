@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
+from sfpubsub.auth.session import org_id_of
 from sfpubsub.errors import (
     ConfigurationError,
     SfPubSubError,
@@ -29,7 +30,7 @@ from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.spark.ingest.sidecars import KeptGap
 from sfpubsub.spark.mirror import planning
 from sfpubsub.spark.mirror.agenda import Agenda
-from sfpubsub.spark.mirror.budget import DAY, Budget
+from sfpubsub.spark.mirror.budget import Budget
 from sfpubsub.spark.mirror.failures import Failures, Scope, can_resume, scope_of
 from sfpubsub.spark.mirror.fetching import Fetching
 from sfpubsub.spark.mirror.hand import StepRunner
@@ -146,6 +147,7 @@ class Mirror:
                     objects=self._objects,
                     followers=[self._follower],
                     mirror=True,
+                    org_id=org_id_of(reader.sessions.get().tenant_id),
                     clock=wall,
                 )
             )
@@ -153,7 +155,8 @@ class Mirror:
             target = self._engine.target
             self._objects += [name for name in self._engine.objects if name not in self._objects]
             self._ledger = Ledger(target)
-            used = self._ledger.calls(wall() - DAY)
+            newest = self._engine.newest
+            used = [] if newest is None else newest.totals.get("calls", [])
             self._budget = Budget(self.settings.api_calls_per_day, used)
             self._hand = StepRunner(
                 self._engine,

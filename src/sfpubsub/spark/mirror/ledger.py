@@ -77,31 +77,13 @@ class Ledger:
 
     def __init__(self, target: Target) -> None:
         self._accounts: dict[str, Account] = {}
-        self._steps = steps = target.table(STEPS_NAME)
+        steps = target.table(STEPS_NAME)
         if not steps.exists():
             return
-        plan = f.col("plan")
-        parts = [f.get_json_object(plan, f"$.note.{name}") for name in ("entity", "do", "is_last")]
-        newest = steps.read().where("kind = 'beside'").groupBy(*parts)
+        newest = steps.read().where("subject IS NOT NULL").groupBy("subject")
         rows = newest.agg(f.max_by("plan", "step").alias("plan"), f.max("step").alias("step"))
         for row in rows.orderBy("step").collect():
             self.take(note_of(json.loads(row["plan"])["note"]))
-
-    def calls(self, since: float) -> list[tuple[float, int]]:
-        """Return the requests made to the org, as pairs of a time and a number of requests.
-
-        Args:
-            since: Only requests recorded after this time are returned. All times are in seconds
-                since the epoch.
-        """
-        if not self._steps.exists():
-            return []
-        plan = f.col("plan")
-        at, calls = (f.get_json_object(plan, f"$.note.{name}") for name in ("at", "calls"))
-        rows = self._steps.read().where("kind = 'beside'")
-        rows = rows.select(at.cast("double").alias("at"), calls.cast("long").alias("calls"))
-        found = rows.where((f.col("at") > since) & (f.col("calls") > 0)).collect()
-        return [(row["at"], row["calls"]) for row in found]
 
     def of(self, entity: str) -> Account:
         """Return the progress of an object; an empty `Account` if no step has recorded any."""

@@ -43,8 +43,6 @@ class Merge:
     """Number of rows in the pieces."""
     ids: tuple[str, str] | None = None
     """Lowest and highest id of the rows in the pieces; None if they are not known."""
-    calls: int = 0
-    """Number of requests made to the org since the last note that counted them."""
     filled: Mapping[str, int] = field(default_factory=dict)
     """The columns that the read fills; see `Marker.filled`."""
     selected: tuple[str, ...] = ()
@@ -76,7 +74,6 @@ class Ask:
     applied_seq: int
     """``ingest_seq`` of the newest raw row that was applied."""
     at: float
-    calls: int = 0
 
     def to_note(self) -> dict[str, Any]:
         """Convert the note to the dictionary that the step's plan stores (`StepPlan.note`)."""
@@ -95,7 +92,6 @@ class Sweep:
     last: int
     applied_seq: int
     at: float
-    calls: int = 0
     records: int | None = None
     """Number of ids that the sweep returned."""
 
@@ -121,6 +117,15 @@ class Remove:
 
 
 Note = Merge | Ask | Sweep | Remove
+
+
+def subject_of(note: Note) -> str:
+    """Return the subject of a note's step (`StepPlan.subject`).
+
+    The progress of an object (`ledger.Account`) follows from the newest note of each subject.
+    """
+    found = note.to_note()
+    return f"{found['do']}{' end' if found.get('is_last') else ''} {note.entity}"
 
 
 def note_of(found: Mapping[str, Any]) -> Note:

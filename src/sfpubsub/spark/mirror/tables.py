@@ -36,7 +36,7 @@ from sfpubsub.spark.tables.folding import CUE
 from sfpubsub.spark.tables.identity import event_names
 from sfpubsub.spark.tables.queue import QUEUE_NAME, Queue
 from sfpubsub.spark.tables.records import Cue, ObjectCue, Reason
-from sfpubsub.spark.tables.steps import Step
+from sfpubsub.spark.tables.steps import CURE, Step
 from sfpubsub.spark.tables.target import Target
 
 # Condition for rows of deleted records that need no reread. The setting ``remove`` deletes these
@@ -141,11 +141,12 @@ class MirrorTables:
                 self.queue.clear(note.entity, step.plan.number)
             else:
                 self._sweep(note, step.plan.number)
-        elif kind in ("restored", "rebuild"):
+        elif kind == "rebuild":
+            self._doubt_all(step)
+        elif kind == "restored":
             raise ConfigurationError(
-                f"the raw table of {self._target.place} was restored to an earlier version, but a "
-                f"mirror cannot be restored with it: use a new target, where all objects are read "
-                f"again"
+                f"the raw table of {self._target.place} was restored to an earlier version, which "
+                f"a mirror cannot follow: {CURE}, after which the mirror reads all objects again"
             )
 
     # Events.
@@ -155,13 +156,15 @@ class MirrorTables:
         unreadable = unreadable_of(self._target, step)
         cues: list[dict[str, Any]] = []
         concerned: list[tuple[MirroredObject, str]] = []
+        doubted: list[MirroredObject] = []
         for name in dict.fromkeys([*step.plan.types, *unreadable]):
-            entity = entity_of(name)
-            if entity is None or entity not in self._objects:
+            entity = entity_of(name or "")
+            if name is None or entity is None or entity not in self._objects:
                 continue
             found = self._objects[entity]
             if not self._target.table(name).exists():  # none of its events could be decoded
                 cues += [_row_about(entity, each, number) for each in unreadable[name]]
+                doubted.append(found)
             elif not self._has(found, number):
                 concerned.append((found, name))
         with ExitStack() as cached:
@@ -172,12 +175,14 @@ class MirrorTables:
             self.queue.add([*cues, *self._cues_of(applied, step)], number)
             for each in applied:
                 self._take(each.of, number, merged=self._rows_of(each))
+        for found in doubted:
+            self._mark(found, Reason.GAP, number)
 
     def _applied(
         self,
         step: Step,
         concerned: Sequence[tuple[MirroredObject, str]],
-        unreadable: Mapping[str, Sequence[ObjectCue]],
+        unreadable: Mapping[str | None, Sequence[ObjectCue]],
     ) -> list[_Applied]:
         about_all = about_all_of([step.rows(name) for _, name in concerned])
         found = []
@@ -358,9 +363,23 @@ class MirrorTables:
         ids = (None,) if note.record_ids is None else note.record_ids
         rows = [entry_row(note.entity, each, cue, number, asked=True) for each in ids]
         self.queue.add(rows, number)
-        doubt = Entry(None, cue).casts_doubt and note.record_ids is None
-        if doubt and found.table.exists() and not self._has(found, number):
-            self._take(found, number, merged=found.marked(f.lit(str(note.reason))))
+        if Entry(None, cue).casts_doubt and note.record_ids is None:
+            self._mark(found, note.reason, number)
+
+    def _doubt_all(self, step: Step) -> None:
+        """Request a new read of all objects, because events may be missing in their tables."""
+        number = step.plan.number
+        cue = Cue(Reason.GAP, None, None, step.plan.applied_seq)
+        self.queue.add(
+            [entry_row(name, None, cue, number, asked=True) for name in self._objects], number
+        )
+        for found in self._objects.values():
+            self._mark(found, Reason.GAP, number)
+
+    def _mark(self, found: MirroredObject, reason: Reason, number: int) -> None:
+        """Mark all rows of an object for rereading; its table may not exist yet."""
+        if found.table.exists() and not self._has(found, number):
+            self._take(found, number, merged=found.marked(f.lit(str(reason))))
 
     def _sweep(self, note: Sweep, number: int) -> None:
         """Add the records that are only in the table, or only in the org, to the reread queue."""

@@ -147,6 +147,8 @@ class RawBatches:
     def rows(self, batches: Sequence[RawBatch], version: str | None = None) -> DataFrame:
         """Return the rows of some batches, with exactly the columns of the newest layout.
 
+        Rows that were removed from the table are missing.
+
         These columns are `sfpubsub.spark.raw.schema.SCHEMA`, ``ingest_date`` and ``batch``.
 
         Args:
@@ -164,7 +166,9 @@ class RawBatches:
     def _files_of(self, batches: Sequence[RawBatch]) -> DataFrame:
         if any(batch.id not in self._paths for batch in batches):
             self._list_once(min(batches))
-        paths = [self._paths[batch.id] for batch in batches]
+        paths = [self._paths[batch.id] for batch in batches if batch.id in self._paths]
+        if not paths:  # the rows were removed, which the caller finds out by counting them
+            return self._spark.createDataFrame([], spark_schema(NEWEST.stored))
         layout = next(layout for layout in LAYOUTS.values() if f"/{layout.prefix}" in paths[0])
         reader = self._spark.read.options(**EXACT_PATHS)
         reader = reader.option("basePath", self._table.url)

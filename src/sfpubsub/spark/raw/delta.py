@@ -38,9 +38,10 @@ class DeltaTable(LoggedTable):
         place: Destination,
         sources: tuple[Source, ...],
         properties: Mapping[str, str] | None = None,
+        org_id: str | None = None,
     ) -> None:
         check_session(spark, "delta")
-        super().__init__(spark, place, sources, properties)
+        super().__init__(spark, place, sources, properties, org_id)
         self._url = place.url
         """Location of the table; for a catalog table, valid once the table exists."""
         self._exists = False

@@ -82,9 +82,10 @@ class IcebergTable(LoggedTable):
         place: Destination,
         sources: tuple[Source, ...],
         properties: Mapping[str, str] | None = None,
+        org_id: str | None = None,
     ) -> None:
         check_session(spark, "iceberg")
-        super().__init__(spark, place, sources, properties)
+        super().__init__(spark, place, sources, properties, org_id)
         if place.in_catalog:
             check_catalog(self._spark, place)
         self._jvm: Any = self._spark._jvm

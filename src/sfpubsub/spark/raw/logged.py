@@ -36,6 +36,7 @@ from sfpubsub.spark.raw.frames import (
     with_comments,
 )
 from sfpubsub.spark.raw.layout import NEWEST
+from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.raw.schema import joined_keys
 from sfpubsub.spark.raw.sidecar_paths import STAGING_NAME
 from sfpubsub.spark.raw.sources import Source, joined
@@ -70,6 +71,7 @@ class LoggedTable(RawTable):
         place: Location of the table.
         sources: Sources whose events will be written.
         properties: Properties to set if the table has to be created.
+        org_id: Id of the org whose events will be written; None if it is not known.
 
     Raises:
         ConfigurationError: Spark lacks the format's jars.
@@ -81,8 +83,10 @@ class LoggedTable(RawTable):
         place: Destination,
         sources: tuple[Source, ...],
         properties: Mapping[str, str] | None = None,
+        org_id: str | None = None,
     ) -> None:
         self._properties = dict(properties or {})
+        self._org_id = org_id
         self.place = place
         self._sources = sources
         self._writer = uuid.uuid4().hex
@@ -145,6 +149,11 @@ class LoggedTable(RawTable):
         return self._known.sources
 
     @property
+    def org_id(self) -> str | None:
+        """See `RawTable`."""
+        return self._known.org_id
+
+    @property
     def positions(self) -> Mapping[str, ReplayId]:
         """See `RawTable`."""
         return self._known.positions
@@ -186,11 +195,12 @@ class LoggedTable(RawTable):
             elif self._state is not None and found.writer != self._writer:
                 raise self._taken_over(found)
             sources = joined(found.sources, self._sources, self.place)
+            org_id = one_org(found.org_id, self._org_id, self.place)
             if restored and self.on_restored is not None:
                 self.on_restored(found.sources, last)
             try:
                 with self._errors("cannot be written"):
-                    self._commit(None, found.taken_by(self._writer, sources))
+                    self._commit(None, found.taken_by(self._writer, sources, org_id))
             except Conflict:
                 continue
             return
@@ -362,17 +372,20 @@ class LoggedTable(RawTable):
         that they have passed.
 
         Args:
-            known: An earlier state. Only its sources, writer, layout, application id, transaction
-                number and `State.next_seq` are used.
+            known: An earlier state. Only its sources, writer, layout, application id, org,
+                transaction number and `State.next_seq` are used.
         """
         rows = self._rows().orderBy(f.col("ingest_seq").desc())
         layout = known.layout
-        found = rows.select("ingest_seq", layout.partition).limit(1).collect()
+        org_id = f.col("org_id") if "org_id" in rows.columns else f.lit(None)
+        columns = ("ingest_seq", layout.partition, org_id.alias("org_id"))
+        found = rows.select(*columns).limit(1).collect()
         state = replace(
             State.first(known.sources, known.writer, layout),
             number=known.number,
             next_seq=known.next_seq,
             application=known.application,
+            org_id=known.org_id,
         )
         if not found:
             return state
@@ -383,6 +396,7 @@ class LoggedTable(RawTable):
             next_seq=max(known.next_seq, row["ingest_seq"] + 1),
             positions=self._positions_of_rows(rows, keeping),
             time=layout.start_of(row[layout.partition]),
+            org_id=known.org_id or row["org_id"],
         )
 
     def _positions_of_rows(self, rows: DataFrame, names: Sequence[str]) -> dict[str, ReplayId]:

@@ -18,6 +18,7 @@ from sfpubsub.durable import replace_file, sync
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, newer_layout
 from sfpubsub.spark.raw.lease import LEASE_NAME
+from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.raw.sidecar_paths import (
     IDENTITY_NAME,
     SIDECARS,
@@ -84,7 +85,10 @@ def check_destination(
 
 
 def claim_table(
-    path: Path, sources: Sequence[Source], staging: Path | None = None
+    path: Path,
+    sources: Sequence[Source],
+    staging: Path | None = None,
+    org_id: str | None = None,
 ) -> tuple[Path, Layout]:
     """Record a table's owner in its directory, and create a directory for staging and sidecars.
 
@@ -103,14 +107,16 @@ def claim_table(
             these; the others stay recorded.
         staging: See `Destination.parse`; None keeps the recorded location, or else uses the default
             next to the table.
+        org_id: Id of the org whose events will be written; None if it is not known.
 
     Returns:
         The directory for staging and sidecars, and the layout: that of the existing rows, or else
         the newest.
 
     Raises:
-        ConfigurationError: See `check_destination`; or the directory cannot be written, or an
-            upgrade of the table has not been finished.
+        ConfigurationError: See `check_destination`; or the directory cannot be written, an upgrade
+            of the table has not been finished, or the table contains events of another org
+            (OtherOrgError).
     """
     check_destination(path, sources, staging=staging)
     staging = staging or recorded_staging(path)
@@ -125,6 +131,7 @@ def claim_table(
     if found is not None and found.layout < NEWEST.number and is_written:
         layout = LAYOUTS[_ASIDE]
     recorded = found.sources if found is not None and is_written else ()
+    known = found.org_id if found is not None and is_written else None
     # A written table without an id keeps its identity; see `table_id`.
     new_id = None if is_written else uuid.uuid4().hex
     identity = _Identity(
@@ -132,6 +139,7 @@ def claim_table(
         staging,
         layout.number,
         found.id if found is not None and found.id else new_id,
+        one_org(known, org_id, path),
     )
     try:
         prepare(path, place)
@@ -166,6 +174,16 @@ def sources_of(path: Path) -> tuple[Source, ...]:
     """
     identity = _identity(path)
     return identity.sources if identity else ()
+
+
+def org_of(path: Path) -> str | None:
+    """Return the id of the org whose events a Parquet table contains; None if it is not known.
+
+    Raises:
+        ConfigurationError: The identity file cannot be read.
+    """
+    identity = _identity(path)
+    return identity.org_id if identity else None
 
 
 def table_id(path: Path) -> str | None:
@@ -266,6 +284,7 @@ class _Identity:
     staging: Path | None
     layout: int
     id: str | None
+    org_id: str | None
 
     def to_json(self) -> str:
         record = {
@@ -274,6 +293,7 @@ class _Identity:
             "id": self.id,
             "sources": sources_record(self.sources),
             "staging": str(self.staging) if self.staging else None,
+            "org_id": self.org_id,
         }
         return json.dumps({key: value for key, value in record.items() if value is not None})
 
@@ -290,7 +310,8 @@ def _identity(path: Path) -> _Identity | None:
         if number in LAYOUTS and found["format"] in FORMATS:
             sources = recorded_sources(found)
             staging = found.get("staging")
-            return _Identity(sources, Path(staging) if staging else None, number, found.get("id"))
+            place = Path(staging) if staging else None
+            return _Identity(sources, place, number, found.get("id"), found.get("org_id"))
         reason = f"layout {number}, format {found['format']}"
     except (ValueError, KeyError, TypeError, ConfigurationError) as error:
         reason = f"unreadable: {error}"

@@ -43,7 +43,7 @@ from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.raw.frames import frame_of, rows_among, spark_schema
 from sfpubsub.spark.raw.layout import Layout
-from sfpubsub.spark.raw.ownership import BATCH_PREFIX, POSITION_NAME, sources_of
+from sfpubsub.spark.raw.ownership import BATCH_PREFIX, POSITION_NAME, org_of, sources_of
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import SCHEMA, joined_keys
 from sfpubsub.spark.raw.sidecar_paths import STAGING_NAME
@@ -138,6 +138,11 @@ class ParquetTable(RawTable):
     def sources(self) -> tuple[Source, ...]:
         """See `RawTable`."""
         return sources_of(self.path)
+
+    @property
+    def org_id(self) -> str | None:
+        """See `RawTable`."""
+        return org_of(self.path)
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:

@@ -54,17 +54,19 @@ class State:
     """Layout of the table after the transaction."""
     application: str = APPLICATION
     """Application id under which Delta numbers the table's transactions."""
+    org_id: str | None = None
+    """18-character id of the org whose events the table contains; None if it is not known."""
 
     @classmethod
     def first(cls, sources: tuple[Source, ...], writer: str, layout: Layout = NEWEST) -> State:
         """Return the state of an empty table."""
         return cls(sources, writer, uuid.uuid4().hex, 0, layout=layout)
 
-    def taken_by(self, writer: str, sources: tuple[Source, ...]) -> State:
+    def taken_by(self, writer: str, sources: tuple[Source, ...], org_id: str | None) -> State:
         """Return the state after an empty transaction, with which *writer* fences off earlier
         writers.
         """
-        return replace(self._next(), writer=writer, sources=sources)
+        return replace(self._next(), writer=writer, sources=sources, org_id=org_id)
 
     def moved(self, positions: Mapping[str, ReplayId]) -> State:
         """Return the state after a transaction with positions but no rows."""
@@ -121,6 +123,7 @@ class State:
                 "batch": self.batch,
                 "first_seq": self.first_seq,
                 "rows": self.rows,
+                "org_id": self.org_id,
             }
         )
 
@@ -160,6 +163,7 @@ class State:
                 rows=int(found["rows"]),
                 layout=LAYOUTS[number],
                 application=found.get("application") or _first_application(sources),
+                org_id=found.get("org_id"),
             )
         except (ValueError, KeyError, TypeError, ConfigurationError) as error:
             raise ConfigurationError(

@@ -62,6 +62,11 @@ class RawTable(ABC):
 
     @property
     @abstractmethod
+    def org_id(self) -> str | None:
+        """18-character id of the org whose events the table contains; None if it is not known."""
+
+    @property
+    @abstractmethod
     def positions(self) -> Mapping[str, ReplayId]:
         """The position of each topic or channel, by name. Those without a position are omitted."""
 

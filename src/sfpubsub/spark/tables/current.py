@@ -131,9 +131,10 @@ class RecordTables:
             return
         unreadable = unreadable_of(self._target, step)
         objects, orphans = [], []
+        orphans += [object_row(None, each, number) for each in unreadable.pop(None, ())]
         for name in dict.fromkeys([*step.plan.types, *unreadable]):
-            entity = entity_of(name)
-            if entity is None:
+            entity = entity_of(name or "")
+            if name is None or entity is None:
                 continue
             if not self._target.table(name).exists():
                 # None of its events could be decoded, so there are no records to mark.
@@ -334,22 +335,46 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
     return found
 
 
-def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
+def unreadable_of(target: Target, step: Step) -> dict[str | None, list[ObjectCue]]:
     """Return a reason to reread records for each change event that a step could not decode.
 
     The reasons are grouped by event type. Each applies to all records of the event's object,
-    because the event may be about any of them.
+    because the event may be about any of them. The type of an event without a schema is that of its
+    topic; if the topic is a channel or unknown, the event concerns every type of the step, or, if
+    the step has events of all types, every type with a table and the key None, for any other type.
     """
     table = target.table(UNDECODABLE_NAME)
     if step.plan.kind != "rows" or table.step() != step.plan.number:
         return {}
     rows = table.read().where(f.col("batch").isin(*(each.id for each in step.plan.batches)))
-    rows = rows.where(f.endswith("event_name", f.lit(_EVENT)))
-    found: dict[str, list[ObjectCue]] = {}
-    for row in rows.select("event_name", "ingest_seq").collect():
+    rows = rows.select("event_name", "topic", "schema_id", "ingest_seq")
+    found: dict[str | None, list[ObjectCue]] = {}
+    for row in rows.collect():
         cue = ObjectCue("", Cue(Reason.GAP, None, None, row.ingest_seq))
-        found.setdefault(row.event_name, []).append(cue)
+        for name in _concerned(row.event_name, row.topic, row.schema_id, target, step):
+            found.setdefault(name, []).append(cue)
     return found
+
+
+def _concerned(
+    event_name: str | None, topic: str | None, schema_id: str | None, target: Target, step: Step
+) -> list[str | None]:
+    """Return the types of change events to which an undecodable event may belong."""
+    if not schema_id:  # JSON of the Streaming API, which contains no change events
+        return []
+    topic = topic or ""
+    if event_name or topic.endswith(_EVENT) or topic.startswith("/event/"):
+        name = event_name or topic.rpartition("/")[2]
+        return [name] if entity_of(name) and _is_wanted(name, step) else []
+    if step.plan.names is None:
+        return [*(name for name in target.names() if entity_of(name)), None]
+    # The names contain a change event for each name given, even if it is not that of an object.
+    events = ("__e", _EVENT)
+    return [name for name in step.plan.names if not (entity_of(name) or events[0]).endswith(events)]
+
+
+def _is_wanted(name: str, step: Step) -> bool:
+    return step.plan.names is None or name in step.plan.names
 
 
 def _cues(

@@ -48,6 +48,7 @@ NUMBER_SETTING = "spark.databricks.delta.write.txnVersion"
 # skip files. Delta's own writer stores them for the first 32 columns, which include replay ids.
 _BOUNDED = (
     "record_id",
+    "step",
     "event_time",
     "received_at",
     "ingest_seq",
@@ -337,8 +338,7 @@ class DeltaTargetTable(LoggedTargetTable):
         if found.mapping not in _UNMAPPED:
             raise WriteError(
                 f"{self._address} uses column mapping ({found.mapping}), so rows cannot be added "
-                f"to it: set its table property delta.columnMapping.mode to none, then rebuild the "
-                f"tables with sfpubsub tables rebuild"
+                f"to it: set its table property delta.columnMapping.mode to none, and start again"
             )
 
     @contextmanager

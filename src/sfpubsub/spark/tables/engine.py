@@ -31,13 +31,14 @@ from sfpubsub.errors import LocalProtocolError, WriteError
 from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_of
 from sfpubsub.spark.raw.frames import sql_text
+from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.current import RecordTables
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded, decode
 from sfpubsub.spark.tables.identity import Identity, check_apart, event_names, schemas_of
 from sfpubsub.spark.tables.planning import Planner
-from sfpubsub.spark.tables.steps import Follower, StepPlan, steps_of
+from sfpubsub.spark.tables.steps import CURE, Follower, StepPlan, steps_of
 from sfpubsub.spark.tables.target import Target
 from sfpubsub.spark.tables.types import EventTypes
 from sfpubsub.stores.schema_store import SchemaStore
@@ -113,11 +114,16 @@ class EventTables:
         mirror: Whether one of the followers belongs to a mirror, which maintains its own current
             tables. In that case, *objects* may add objects at each start, and need not list earlier
             objects.
+        for_rebuild: Whether to open the tables even if their newest step is unknown, because the
+            caller will call `rebuild`.
+        org_id: Id of the org whose events the raw table contains; None if it is not known. The
+            target remembers it, or else the org of the rows, and rejects rows of another org.
         clock: Returns the time in seconds since the epoch.
 
     Raises:
         ConfigurationError: The raw table does not exist, *to* is not a valid target or contains
             other tables, or another process is writing to it.
+        OtherOrgError: The target contains tables of another org.
         WriteError: The tables cannot be read, or an interrupted step cannot be finished.
     """
 
@@ -136,6 +142,8 @@ class EventTables:
         schema_patience: float = SCHEMA_PATIENCE,
         followers: Sequence[Callable[[Target], Follower]] = (),
         mirror: bool = False,
+        for_rebuild: bool = False,
+        org_id: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         source = Destination.parse(raw, raw_format or format_of(raw, format))
@@ -145,16 +153,18 @@ class EventTables:
             self.target: Target = unless_done.enter_context(open_target(spark, to, format))
             self._raw = RawBatches(self.target.spark, source)
             self._steps = steps_of(self.target)
-            self._newest = self._steps.newest()
+            self._newest = self._steps.newest(may_be_lost=for_rebuild)
             self._mirror = mirror
             self._objects: tuple[str, ...] = tuple(objects)
-            self._claim(source, sorted(set(objects)))
+            self._org_id: str | None = None
+            self._claim(source, sorted(set(objects)), org_id)
             self._types = EventTypes(self.target, schemas or schemas_of(spark, source))
             self._planner = Planner(
                 self._raw,
                 self.target,
                 self._types,
                 names=event_names(self._objects) if self._objects else None,
+                org_id=self._org_id,
                 patience=schema_patience,
                 clock=clock,
             )
@@ -164,7 +174,6 @@ class EventTables:
             self._followers: list[Follower] = [records] if records is not None else []
             self._followers += [make(self.target) for make in followers]
             self._unfinished = self._newest is not None
-            self._laid: tuple[str, int] | None = None
             self._clock = clock
             self._since: float | None = None
             self.on_step: Callable[[StepReport], None] | None = None
@@ -195,6 +204,7 @@ class EventTables:
                 self._unfinished = False
             with self._errors("the raw table cannot be read"):
                 plan = self._planner.next(self._newest)
+            self._remember_org()
             return None if plan is None else self._begin(plan)
 
     def step_seconds(self) -> float | None:
@@ -251,13 +261,15 @@ class EventTables:
         is_half = self._newest is not None and self._newest.kind == "forget"
         return self._unfinished or is_half
 
-    def beside(self, note: dict[str, Any]) -> None:
+    def beside(self, note: dict[str, Any], subject: str, totals: dict[str, Any]) -> None:
         """Perform a step that processes no raw rows, and pass *note* to each `Follower`.
 
         Call it only while `is_between` is false.
 
         Args:
             note: JSON object that tells each `Follower` what to do; stored in the step's plan.
+            subject: What the note is about; see `StepPlan.subject`.
+            totals: See `StepPlan.totals`.
 
         Raises:
             WriteError: The step failed. The next `step`, or the next process, completes it.
@@ -268,41 +280,32 @@ class EventTables:
                 "the newest step is not finished: call step() first, and then beside() again"
             )
         with self._under_way():
-            self._begin(self._planner.beside(self._newest, note))
+            self._begin(self._planner.beside(self._newest, note, subject, totals))
 
     def applied_seq(self) -> int:
         """Return the highest ``ingest_seq`` of the raw rows processed so far; -1 before the first.
 
-        Raises:
-            WriteError: The raw table cannot be read, or no longer contains the last batch that was
-                processed.
+        The rows of a step that is not finished count as processed.
         """
-        last = self._newest.last if self._newest is not None else None
-        if last is None:
-            return -1
-        if self._laid is None or self._laid[0] != last.id:
-            with self._errors("the raw table cannot be read"):
-                rows = self._raw.rows([last], self._raw.version())
-                found = rows.agg(f.max("ingest_seq")).collect()[0][0]
-            if found is None:
-                raise WriteError(
-                    f"raw batch {last.id} no longer exists, so it is unknown which rows of the "
-                    f"raw table were processed: restore the batch, or use a new target"
-                )
-            self._laid = (last.id, int(found))
-        return self._laid[1]
+        return -1 if self._newest is None else self._newest.applied_seq
 
     def rebuild(self) -> None:
         """Empty all tables, so that the next steps build them again from the first raw batch.
 
-        Readers see the empty tables immediately.
+        Readers see the empty tables immediately. An unfinished step is abandoned.
+
+        The tables of a mirror are not emptied. Instead, all their rows are marked, all raw batches
+        so far are left out, and the mirror reads all its objects again.
 
         Raises:
             WriteError: Not all tables were emptied. Call `rebuild` again, or `step`, which
                 completes it.
         """
         with self._under_way():
-            self._begin(self._planner.rebuild(self._newest))
+            make = self._planner.leave_out if self._mirror else self._planner.rebuild
+            with self._errors("the raw table cannot be read"):
+                plan = make(self._newest)
+            self._begin(plan)
 
     def run(
         self, *, follow: bool = False, stopping: threading.Event | None = None
@@ -429,11 +432,13 @@ class EventTables:
             raise WriteError(
                 f"expected {plan.rows} rows in raw batches {plan.batches[0].id} to "
                 f"{plan.batches[-1].id}, but found {found}; nothing was written: if rows were "
-                f"removed from the raw table, rebuild the tables with sfpubsub tables rebuild"
+                f"removed from the raw table before they were processed, {CURE}"
             )
         return decoded
 
     def _remove(self, plan: StepPlan) -> StepReport:
+        if plan.kind == "rebuild" and self._mirror:
+            return StepReport()
         condition = "true"
         if plan.kind != "rebuild":
             condition = _is_one_of("batch", [batch.id for batch in plan.batches])
@@ -445,26 +450,35 @@ class EventTables:
                 table.delete(condition, plan.number)
         return StepReport(removed=len(plan.batches) if plan.kind == "restored" else 0)
 
-    def _claim(self, source: Destination, objects: list[str]) -> None:
-        """Check that existing tables were built from this raw table, for these objects.
+    def _claim(self, source: Destination, objects: list[str], org_id: str | None) -> None:
+        """Check that existing tables were built from this raw table, for these objects and org.
 
-        Then record the raw table and the objects as the identity of the target.
+        Then record the raw table, the objects and the org as the identity of the target.
         """
         found = self._steps.identity()
-        if self._mirror and found:
-            known = Identity.from_record(found, self.target.place).objects
-            objects = sorted({*objects, *known})
+        known = Identity.from_record(found, self.target.place) if found else None
+        if self._mirror and known is not None:
+            objects = sorted({*objects, *known.objects})
+        recorded = known.org_id if known is not None and self._newest is not None else None
+        self._org_id = one_org(recorded, org_id, self.target.place)
         self._objects = tuple(objects)
-        identity = Identity(source.format, source.address, self._raw.identity(), self._objects)
+        raw_id = self._raw.identity()
+        identity = Identity(source.format, source.address, raw_id, self._objects, self._org_id)
         last = self._newest.last if self._newest is not None else None
-        if found and self._newest is not None:
-            Identity.from_record(found, self.target.place).check(
+        if known is not None and self._newest is not None:
+            known.check(
                 identity,
                 lambda: last is None or bool(self._raw.named([last.id])),
                 may_grow=self._mirror,
             )
         if found != identity.record():
             self._steps.claim(identity.record())
+
+    def _remember_org(self) -> None:
+        """Record the org that the rows of the next step revealed."""
+        if self._org_id != self._planner.org_id:
+            self._org_id = self._planner.org_id
+            self._steps.claim({**self._steps.identity(), "org_id": self._org_id})
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:

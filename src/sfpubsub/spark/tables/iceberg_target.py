@@ -259,11 +259,7 @@ class IcebergTargetTable(LoggedTargetTable):
             spec = self._iceberg("PartitionSpec").unpartitioned()
             order = self._iceberg("SortOrder").unsorted()
             self._tables().create(schema, spec, order, properties, self._address)
-        table = self._table()
-        # Derived from the table's field ids; Iceberg updates the mapping as columns are added.
-        names = self._iceberg("mapping.MappingUtil").create(table.schema())
-        text = self._iceberg("mapping.NameMappingParser").toJson(names)
-        table.updateProperties().set(_NAMES, text).commit()
+        self._map_names(self._table())
 
     def _put(self, content: bytes) -> Any:
         """Store a file among the table's files, and return its ``DataFile``."""
@@ -288,13 +284,19 @@ class IcebergTargetTable(LoggedTargetTable):
         )
 
     def _name_mapping(self, table: Any) -> str:
+        """Return the table's mapping of names, without which its files cannot be read.
+
+        If another program has removed it, it is created again.
+        """
         found = table.properties().get(_NAMES)
-        if found is None:
-            raise WriteError(
-                f"{self._address} has lost its property {_NAMES}, which is needed to read its "
-                f"files: rebuild the tables with sfpubsub tables rebuild"
-            )
-        return str(found)
+        return self._map_names(table) if found is None else str(found)
+
+    def _map_names(self, table: Any) -> str:
+        # Derived from the table's field ids; Iceberg updates the mapping as columns are added.
+        names = self._iceberg("mapping.MappingUtil").create(table.schema())
+        text = str(self._iceberg("mapping.NameMappingParser").toJson(names))
+        table.updateProperties().set(_NAMES, text).commit()
+        return text
 
     @property
     def _in_sql(self) -> str:

@@ -1,4 +1,4 @@
-"""The identity of a target: its raw table, and the objects that its tables are built for."""
+"""The identity of a target: its raw table, the objects that have tables, and the org."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAYOUT = 1
 
 @dataclass(frozen=True)
 class Identity:
-    """The raw table that a target's tables are built from, and the objects they are built for."""
+    """What a target's tables are built from: a raw table, some of its objects, and an org."""
 
     format: str
     """Format of the raw table."""
@@ -34,6 +34,8 @@ class Identity:
     """Identity of the raw table, independent of its location; see `RawBatches.identity`."""
     objects: tuple[str, ...] = ()
     """Objects and event types that have tables; empty means all."""
+    org_id: str | None = None
+    """18-character id of the org; None if it is not known."""
 
     def record(self) -> dict[str, Any]:
         """Return the identity as a JSON object to store with the tables."""
@@ -43,6 +45,7 @@ class Identity:
             "raw": self.raw,
             "id": self.id,
             "objects": list(self.objects),
+            "org_id": self.org_id,
         }
 
     @classmethod
@@ -54,7 +57,13 @@ class Identity:
         """
         try:
             if record["v"] == _LAYOUT:
-                return cls(record["format"], record["raw"], record["id"], tuple(record["objects"]))
+                return cls(
+                    record["format"],
+                    record["raw"],
+                    record["id"],
+                    tuple(record["objects"]),
+                    record["org_id"],
+                )
             reason = f"layout {record['v']}"
         except (KeyError, TypeError) as error:
             reason = f"unreadable: {error}"
@@ -66,7 +75,8 @@ class Identity:
     def check(self, now: Identity, is_there: Callable[[], bool], *, may_grow: bool = False) -> None:
         """Check that *now* describes the same raw table and objects as this stored identity.
 
-        A moved raw table is recognised by its id and by the last batch that was read from it.
+        The orgs are compared elsewhere (`one_org`). A moved raw table is recognised by its id and
+        by the last batch that was read from it.
 
         Args:
             now: The identity of the raw table and the objects that were specified this time.

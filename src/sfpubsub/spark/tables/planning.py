@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from sfpubsub.avro.columns import BATCH
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.batches import RawBatch, RawBatches
+from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME
-from sfpubsub.spark.tables.steps import StepPlan
+from sfpubsub.spark.tables.steps import CURE, Kind, StepPlan
 from sfpubsub.spark.tables.target import Target
 from sfpubsub.spark.tables.types import TYPED, EventTypes
 
@@ -40,10 +41,14 @@ class _Count:
 
     batch: str
     schema_id: str
+    is_named: bool
+    """Whether the step adds these rows, by the name of their event."""
     rows: int
     size: int
     newest: float
     """``received_at`` of the newest row, in seconds since the epoch."""
+    last_seq: int
+    """Highest ``ingest_seq`` of the rows."""
 
 
 class Planner:
@@ -56,6 +61,7 @@ class Planner:
         target: Where the tables are written.
         types: The target's event types.
         names: Names of the events to build tables for; None means all.
+        org_id: 18-character id of the org of the tables; None if it is not known.
         patience: Seconds that a row waits for its schema, counted from the row's arrival.
         clock: Returns the time in seconds since the epoch.
     """
@@ -67,6 +73,7 @@ class Planner:
         types: EventTypes,
         *,
         names: frozenset[str] | None,
+        org_id: str | None,
         patience: float,
         clock: Callable[[], float],
     ) -> None:
@@ -75,6 +82,8 @@ class Planner:
         self._types = types
         self.names = names
         """Names of the events to build tables for; None means all."""
+        self.org_id = org_id
+        """18-character id of the org of the rows planned so far; None if it is not known."""
         self._patience = patience
         self._clock = clock
         self._missing: dict[str, set[RawBatch]] | None = None
@@ -84,10 +93,11 @@ class Planner:
 
     def rows(self, plan: StepPlan, version: str | None = None) -> DataFrame:
         """Return the raw rows that a step adds."""
+        return self._all_rows(plan, version).where(_is_named(plan.names))
+
+    def _all_rows(self, plan: StepPlan, version: str | None) -> DataFrame:
+        """Return the raw rows that a step adds, and those of events that it does not name."""
         rows = self._raw.rows(plan.batches, version)
-        if self.names is not None:
-            named = f.col("event_name").isin(*sorted(self.names))
-            rows = rows.where(named | (f.coalesce(f.col("event_name"), f.lit("")) == ""))
         if plan.kind == "again":
             rows = rows.where(f.col("schema_id").isin(*plan.schema_ids))
         return rows
@@ -98,7 +108,7 @@ class Planner:
         Raises:
             WriteError: The raw table cannot be read.
             ConfigurationError: The raw table was restored to an older version, but the target
-                cannot remove rows.
+                cannot remove rows; or it contains rows of another org (OtherOrgError).
         """
         self.is_waiting = False
         version = self._raw.version()
@@ -118,7 +128,13 @@ class Planner:
         step = step or self._forget(base)
         return step or self._rows(base, self._raw.after(newest.last, version))
 
-    def beside(self, newest: StepPlan | None, note: dict[str, Any]) -> StepPlan:
+    def beside(
+        self,
+        newest: StepPlan | None,
+        note: dict[str, Any],
+        subject: str,
+        totals: dict[str, Any],
+    ) -> StepPlan:
         """Return the plan of a step that processes no raw rows.
 
         It does not change which raw batches are processed next.
@@ -126,40 +142,47 @@ class Planner:
         Args:
             newest: The plan of the newest step; None if there was no step.
             note: JSON object that tells each `Follower` what to do; stored in the plan.
+            subject: See `StepPlan.subject`.
+            totals: See `StepPlan.totals`.
         """
         base = newest or StepPlan(0, "beside", version=self._raw.version())
-        return StepPlan(
-            base.number + 1,
-            "beside",
-            last=base.last,
-            version=base.version,
-            pending=base.pending,
-            note=note,
-        )
+        return _after(replace(base, totals=totals), "beside", note=note, subject=subject)
 
     def rebuild(self, newest: StepPlan | None) -> StepPlan:
         """Return the plan of a step that empties all tables, to start over from the first batch."""
         self._missing = None
-        number = 1 if newest is None else newest.number + 1
-        return StepPlan(number, "rebuild", version=self._raw.version(), types=self._typed())
+        base = newest or StepPlan(0, "rebuild")
+        start = StepPlan(base.number, "rebuild", version=self._raw.version(), totals=base.totals)
+        return _after(start, "rebuild", types=self._typed())
+
+    def leave_out(self, newest: StepPlan | None) -> StepPlan:
+        """Return the plan of a step after which all batches that exist now count as processed.
+
+        It is for a mirror, whose followers read all objects again in return.
+        """
+        self._missing = None
+        base = newest or StepPlan(0, "rebuild")
+        version = self._raw.version()
+        batches = self._raw.after(base.last, version)
+        last = batches[-1] if batches else base.last
+        seq = base.applied_seq
+        if batches:
+            found = self._raw.rows(batches[-1:], version).agg(f.max("ingest_seq")).collect()
+            seq = max(seq, -1 if found[0][0] is None else int(found[0][0]))
+        start = replace(base, last=last, applied_seq=seq, version=version, pending=())
+        return _after(start, "rebuild")
 
     def _restored(self, base: StepPlan, gone: Sequence[str], back: Sequence[RawBatch]) -> StepPlan:
         if not self._target.can_merge:
             raise ConfigurationError(
                 f"the raw table was restored to an earlier version, and {len(gone)} of the "
                 f"removed batches are in {self._target.place}, whose format does not support "
-                f"removing them: rebuild the tables with sfpubsub tables rebuild"
+                f"removing them: {CURE}"
             )
         self._missing = None
-        return StepPlan(
-            base.number + 1,
-            "restored",
-            batches=tuple(RawBatch(batch, "") for batch in gone),
-            last=base.last,
-            version=base.version,
-            types=self._typed(),
-            pending=(*back, *base.pending),
-        )
+        batches = tuple(RawBatch(batch, "") for batch in gone)
+        base = replace(base, pending=(*back, *base.pending))
+        return _after(base, "restored", batches=batches, types=self._typed())
 
     def _forget(self, base: StepPlan) -> StepPlan | None:
         """Return the plan of a step that removes rows from `_undecodable`, to decode them again.
@@ -177,14 +200,12 @@ class Planner:
         batches = self._raw.named(wanted, base.version) if wanted else []
         if not batches:
             return None
-        return StepPlan(
-            base.number + 1,
+        return _after(
+            base,
             "forget",
             batches=tuple(batches),
-            last=base.last,
-            version=base.version,
+            names=self._named(),
             schema_ids=tuple(sorted(come)),
-            pending=base.pending,
         )
 
     def _again(self, forgotten: StepPlan) -> StepPlan | None:
@@ -196,8 +217,8 @@ class Planner:
             forgotten: The plan, made by `_forget`, of the step that removed the rows.
         """
         step = replace(forgotten, kind="again")
-        counts = self._counts(self.rows(step, forgotten.version))
-        return self._planned(step, counts, step.last, step.pending) if counts else None
+        counts = [count for count in self._counts(step) if count.is_named]
+        return self._planned(step, counts) if counts else None
 
     def _rows(
         self, base: StepPlan, waiting: Sequence[RawBatch], *, came_back: bool = False
@@ -205,56 +226,73 @@ class Planner:
         batches = list(waiting[:BATCHES_AT_ONCE])
         if not batches:
             return None
-        step = replace(base, kind="rows", batches=tuple(batches), schema_ids=())
-        counts = self._counts(self.rows(step, base.version))
-        if self.names is None:
-            _check_read(batches, counts)
-        kept = self._cut(batches, counts)
+        step = replace(
+            base, kind="rows", batches=tuple(batches), schema_ids=(), names=self._named()
+        )
+        counts = self._counts(step)
+        _check_read(batches, counts)
+        kept = self._cut(batches, [count for count in counts if count.is_named])
         if not kept:
             return None
-        step = replace(step, batches=tuple(kept))
-        last = base.last if came_back else kept[-1]
-        pending = tuple(waiting[len(kept) :]) if came_back else ()
         by_id = {batch.id: batch for batch in kept}
-        found = [count for count in counts if count.batch in by_id]
+        counts = [count for count in counts if count.batch in by_id]
+        found = [count for count in counts if count.is_named]
         for count in found:
             if self._missing is not None and self._types.is_missing(count.schema_id):
                 self._missing.setdefault(count.schema_id, set()).add(by_id[count.batch])
-        return self._planned(step, found, last, pending)
+        step = replace(
+            step,
+            batches=tuple(kept),
+            last=base.last if came_back else kept[-1],
+            applied_seq=max(base.applied_seq, *(count.last_seq for count in counts)),
+            pending=tuple(waiting[len(kept) :]) if came_back else (),
+        )
+        return self._planned(step, found)
 
-    def _planned(
-        self,
-        step: StepPlan,
-        counts: Sequence[_Count],
-        last: RawBatch | None,
-        pending: tuple[RawBatch, ...],
-    ) -> StepPlan:
+    def _planned(self, step: StepPlan, counts: Sequence[_Count]) -> StepPlan:
         names = {count.schema_id: self._types.name_of(count.schema_id) for count in counts}
-        return StepPlan(
-            step.number + 1,
+        return _after(
+            step,
             step.kind,
             batches=step.batches,
-            last=last,
-            version=step.version,
+            names=step.names,
             schema_ids=tuple(sorted(schema_id for schema_id, name in names.items() if name)),
             types=tuple(sorted({name for name in names.values() if name})),
             rows=sum(count.rows for count in counts),
             size=sum(count.size for count in counts),
             undecodable=None in names.values(),
-            pending=pending,
         )
 
-    def _counts(self, rows: DataFrame) -> list[_Count]:
-        found = rows.groupBy("batch", "schema_id").agg(
-            f.count("*").alias("rows"),
-            f.sum(f.octet_length("payload")).alias("size"),
-            f.max(f.unix_micros("received_at")).alias("newest"),
+    def _named(self) -> tuple[str, ...] | None:
+        return None if self.names is None else tuple(sorted(self.names))
+
+    def _counts(self, step: StepPlan) -> list[_Count]:
+        rows = self._all_rows(step, step.version)
+        found = (
+            rows.groupBy("batch", "schema_id", _is_named(step.names).alias("is_named"))
+            .agg(
+                f.count("*").alias("rows"),
+                f.sum(f.octet_length("payload")).alias("size"),
+                f.max(f.unix_micros("received_at")).alias("newest"),
+                f.max("ingest_seq").alias("last_seq"),
+                f.collect_set("org_id").alias("org_ids"),  # without null
+            )
+            .collect()
         )
+        for row in found:
+            for org_id in row["org_ids"]:
+                self.org_id = one_org(self.org_id, org_id, self._target.place)
         return [
             _Count(
-                row["batch"], row["schema_id"], row["rows"], row["size"] or 0, row["newest"] / 1e6
+                row["batch"],
+                row["schema_id"],
+                row["is_named"],
+                row["rows"],
+                row["size"] or 0,
+                row["newest"] / 1e6,
+                row["last_seq"],
             )
-            for row in found.collect()
+            for row in found
         ]
 
     def _cut(self, batches: Sequence[RawBatch], counts: Sequence[_Count]) -> list[RawBatch]:
@@ -295,11 +333,33 @@ class Planner:
         )
 
 
+def _after(base: StepPlan, kind: Kind, **more: Any) -> StepPlan:
+    """Return a plan for the step after *base*, in which nothing of the raw table has changed."""
+    return StepPlan(
+        base.number + 1,
+        kind,
+        last=base.last,
+        applied_seq=base.applied_seq,
+        version=base.version,
+        pending=base.pending,
+        totals=base.totals,
+        **more,
+    )
+
+
+def _is_named(names: Sequence[str] | None) -> Column:
+    """Return the condition for rows of the events *names*; a row without a name may be of any."""
+    name = f.coalesce(f.col("event_name"), f.lit(""))
+    return f.lit(True) if names is None else name.isin("", *names)
+
+
 def _check_read(batches: Sequence[RawBatch], counts: Sequence[_Count]) -> None:
     found = {count.batch for count in counts}
     empty = [batch.id for batch in batches if batch.id not in found]
-    if empty:  # batches are never empty, so Spark was configured to skip unreadable files
+    # Batches are never empty, so Spark skips unreadable files, or the batch was just removed.
+    if empty:
         raise WriteError(
             f"reading raw batch {empty[0]} returned no rows, so nothing was written: "
-            f"check that Spark does not ignore corrupt or missing files"
+            f"check that Spark does not ignore corrupt or missing files; if the rows were removed, "
+            f"{CURE}"
         )

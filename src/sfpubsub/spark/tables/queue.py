@@ -134,11 +134,11 @@ def _facts(*, with_history: bool, epochs: Sequence[int]) -> dict[str, str]:
     return {_KIND: "queue", _HISTORY: history, _EPOCHS: json.dumps(list(epochs))}
 
 
-def object_row(entity: str, about: ObjectCue, step: int) -> dict[str, Any]:
+def object_row(entity: str | None, about: ObjectCue, step: int) -> dict[str, Any]:
     """Return the queue row for a reason to reread many records of an object.
 
     The row stands for the records whose ids begin with ``about.prefix``, or for all records of the
-    object if the prefix is empty.
+    object if the prefix is empty. If *entity* is None, the object is not known.
     """
     return {
         "entity_name": entity,

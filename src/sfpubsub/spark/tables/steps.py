@@ -30,8 +30,17 @@ from sfpubsub.spark.tables.target import Target, parquet_of
 
 STEPS_NAME = "_steps"
 
+# The table keeps the plans of at least the newest _KEPT steps, for people who look into it. Older
+# ones are removed every _TRIM_EVERY steps, because a removal takes about a second, and a step about
+# as long. So the table has at most twice as many rows, one per file, and one for each subject.
+_KEPT = 100
+_TRIM_EVERY = 100
+
 # Version of the plan's format and of the table layout that it implies.
 _LAYOUT = 1
+
+# What to do about tables that cannot be continued, for error messages.
+CURE = "build the tables again with sfpubsub tables rebuild"
 
 Kind = Literal["rows", "forget", "again", "restored", "rebuild", "beside"]
 
@@ -43,6 +52,7 @@ _COLUMNS = pa.schema(
         ("last_batch", pa.string()),
         ("rows", pa.int64()),
         ("planned_at", pa.timestamp("us", tz="UTC")),
+        ("subject", pa.string()),
         ("plan", pa.string()),
     ]
 )
@@ -57,13 +67,22 @@ class StepPlan:
     """``rows``: add the rows of raw batches. ``forget``: remove the rows from `_undecodable` whose
     missing schemas are now available; ``again``, the step after it: add these rows to their tables.
     ``restored``: remove the rows of batches that are no longer in the raw table. ``rebuild``:
-    remove all rows and start over with the first raw batch. ``beside``: leave the typed tables
-    unchanged; `note` contains instructions for followers.
+    remove all rows and start over with the first raw batch; for a mirror: leave out all earlier
+    batches, and read all objects again. ``beside``: leave the typed tables unchanged; `note`
+    contains instructions for followers.
     """
     batches: tuple[RawBatch, ...] = ()
     """Batches whose rows are added or removed."""
+    names: tuple[str, ...] | None = None
+    """Names of the events whose rows the step adds; None means all. Stored with the step, because
+    the target may have more objects by the time that the step is repeated.
+    """
     last: RawBatch | None = None
     """The last raw batch whose rows have been added, including this step's."""
+    applied_seq: int = -1
+    """Highest ``ingest_seq`` of the raw rows up to this step, of any event; -1 before the first.
+    Stored with the step, because old rows may be deleted from the raw table.
+    """
     version: str | None = None
     """Version of the raw table in which the batches were found."""
     schema_ids: tuple[str, ...] = ()
@@ -82,6 +101,12 @@ class StepPlan:
     """Batches that reappeared in the raw table, to be added by the next steps."""
     note: dict[str, Any] = field(default_factory=dict)
     """For ``beside``: instructions for followers, as a JSON value."""
+    subject: str | None = None
+    """For ``beside``: what the note is about. The newest plan of each subject is never removed,
+    because followers read from it what was done (`StepTable`).
+    """
+    totals: dict[str, Any] = field(default_factory=dict)
+    """What followers have counted over all steps so far, as a JSON value."""
     attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Random id that distinguishes the plans of two engines with the same step number."""
 
@@ -107,6 +132,7 @@ class StepPlan:
             for name in ("batches", "pending"):
                 found[name] = tuple(RawBatch(**batch) for batch in found[name])
             found["last"] = RawBatch(**found["last"]) if found["last"] else None
+            found["names"] = None if found["names"] is None else tuple(found["names"])
             found["schema_ids"] = tuple(found["schema_ids"])
             found["types"] = tuple(found["types"])
             return cls(**found)
@@ -171,8 +197,16 @@ class StepLog(ABC):
         """Record the identity of the tables, replacing the previous one."""
 
     @abstractmethod
-    def newest(self) -> StepPlan | None:
-        """Return the plan of the newest step; None before the first step."""
+    def newest(self, *, may_be_lost: bool = False) -> StepPlan | None:
+        """Return the plan of the newest step; None before the first step.
+
+        Args:
+            may_be_lost: Whether to return an empty plan, with only the number of the newest step,
+                if its plan was removed.
+
+        Raises:
+            WriteError: The plan was removed.
+        """
 
     @abstractmethod
     def add(self, plan: StepPlan) -> None:
@@ -185,7 +219,13 @@ class StepLog(ABC):
 
 
 class StepTable(StepLog):
-    """Stores steps as rows of the target's table ``_steps``."""
+    """Stores steps as rows of the target's table ``_steps``.
+
+    The table contains the plans of the newest steps, and the newest plan of each
+    `StepPlan.subject`, so a start reads a limited number of rows and files. Step N is added as
+    version 2 * N of the table; before it, old plans may be removed as version 2 * N - 1. The newest
+    plan is always kept, so the next process finds it wherever a removal is killed.
+    """
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -200,21 +240,25 @@ class StepTable(StepLog):
         """See `StepLog`."""
         self._table.make(_COLUMNS, {"kind": "steps", "identity": json.dumps(identity)})
 
-    def newest(self) -> StepPlan | None:
+    def newest(self, *, may_be_lost: bool = False) -> StepPlan | None:
         """See `StepLog`."""
-        number = self._table.step()
+        number = self._table.step() // 2
         if number == 0:
             return None
-        found = self._table.read().where(f.col("step") == number).select("plan").collect()
-        if len(found) != 1:
+        found = self._table.read().where(f.col("step") == number).select("plan").head(1)
+        if not found:
+            if may_be_lost:
+                return StepPlan(number, "rebuild")
             raise WriteError(
-                f"step {number} occurs {len(found)} times in {STEPS_NAME} of "
-                f"{self._target.place}: rebuild the tables with sfpubsub tables rebuild"
+                f"the plan of step {number} was removed from {STEPS_NAME} of "
+                f"{self._target.place}: {CURE}"
             )
         return StepPlan.from_json(found[0]["plan"], str(self._target.place))
 
     def add(self, plan: StepPlan) -> None:
         """See `StepLog`."""
+        if plan.number % _TRIM_EVERY == 0:
+            self._trim(plan.number)
         row = {
             "step": plan.number,
             "kind": plan.kind,
@@ -222,13 +266,24 @@ class StepTable(StepLog):
             "last_batch": plan.batches[-1].id if plan.batches else None,
             "rows": plan.rows,
             "planned_at": time.time_ns() // 1000,
+            "subject": plan.subject,
             "plan": plan.to_json(),
         }
-        if not self._table.append([parquet_of(pa.Table.from_pylist([row], _COLUMNS))], plan.number):
+        file = parquet_of(pa.Table.from_pylist([row], _COLUMNS))
+        if not self._table.append([file], 2 * plan.number):
             raise WriteError(
                 f"step {plan.number} of {self._target.place} was planned by another process: run "
                 f"only one process per target"
             )
+
+    def _trim(self, number: int) -> None:
+        """Remove the plans of old steps, before step *number* is added."""
+        newest = self._table.read().where("subject IS NOT NULL").groupBy("subject")
+        kept = [row["step"] for row in newest.agg(f.max("step").alias("step")).collect()]
+        condition = f"step < {number - _KEPT}"
+        if kept:
+            condition += f" AND step NOT IN ({', '.join(map(str, sorted(kept)))})"
+        self._table.delete(condition, 2 * number - 1)
 
 
 class StepFile(StepLog):
@@ -252,8 +307,8 @@ class StepFile(StepLog):
         """See `StepLog`."""
         self._write(IDENTITY_FILE, json.dumps(identity))
 
-    def newest(self) -> StepPlan | None:
-        """See `StepLog`."""
+    def newest(self, *, may_be_lost: bool = False) -> StepPlan | None:
+        """See `StepLog`. The file is replaced in one piece, so the plan is never lost."""
         text = self._read(STEPS_FILE)
         return None if text is None else StepPlan.from_json(text, str(self._path))
 
