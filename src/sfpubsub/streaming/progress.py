@@ -90,7 +90,7 @@ class Progress:
             seal = self._seals.popleft()
             if seal.seq >= self._newest.seq:
                 self._newest = seal
-        return None if self._newest == self._stored else self._newest
+        return None if self._newest.position == self._stored.position else self._newest
 
     def stored(self, stored: Storable) -> None:
         """Record that a position has been stored."""

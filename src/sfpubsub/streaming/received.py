@@ -35,8 +35,6 @@ class Mark(NamedTuple):
     """Number of ids received before."""
     high: int
     """Where the channel could resume if nothing was in flight."""
-    seq: int
-    """``delivery_seq`` of the last message that was queued before."""
 
 
 class Arrival(NamedTuple):
@@ -69,9 +67,9 @@ class Received:
 
     # Requests.
 
-    def sent(self, lane: Lane, seq: int) -> None:
-        """Record that a request is sent, after message number *seq* was queued."""
-        self._marks[lane] = self._mark(seq)
+    def sent(self, lane: Lane) -> None:
+        """Record that a request is sent."""
+        self._marks[lane] = self._now
 
     def answered(self, lane: Lane) -> None:
         """Record that all events of the response on *lane* have been passed to `arrived`."""
@@ -83,12 +81,11 @@ class Received:
         if mark is not None:
             self._floor = mark if self._floor is None else min(self._floor, mark)
 
-    def resume(self, in_flight: Iterable[Lane], seq: int) -> None:
+    def resume(self, in_flight: Iterable[Lane]) -> None:
         """Record that a subscribe request is sent with the position `resumes_at`.
 
         Args:
             in_flight: The lanes of the requests in flight, which may carry the channel's events.
-            seq: Number of the last message that was queued.
         """
         position = self.resumes_at
         known = chain(self._again, self._ids)
@@ -97,21 +94,12 @@ class Received:
             self._again.add(position)
         self._high = self._resumed_at = position
         self._floor = None
-        self._marks = {lane: self._mark(seq) for lane in in_flight}
-
-    def safe(self, seq: int) -> Mark:
-        """Return the oldest mark: everything up to it has been received.
-
-        Args:
-            seq: Number of the last message that was queued.
-        """
-        floor = () if self._floor is None else (self._floor,)
-        return min((*self._marks.values(), *floor), default=self._mark(seq))
+        self._marks = dict.fromkeys(in_flight, self._now)
 
     @property
     def position(self) -> int:
         """Where the channel can resume without losing an event that is in flight."""
-        return self.safe(0).high
+        return self._oldest.high
 
     @property
     def resumes_at(self) -> int:
@@ -129,10 +117,17 @@ class Received:
     @property
     def is_full(self) -> bool:
         """Whether fetching must pause: too many ids have arrived while a request is in flight."""
-        return bool(self._marks) and self._count - self.safe(0).arrived > _IDS
+        return bool(self._marks) and self._count - self._oldest.arrived > _IDS
 
-    def _mark(self, seq: int) -> Mark:
-        return Mark(self._count, self._high, seq)
+    @property
+    def _now(self) -> Mark:
+        return Mark(self._count, self._high)
+
+    @property
+    def _oldest(self) -> Mark:
+        """The oldest mark: everything up to it has been received."""
+        floor = () if self._floor is None else (self._floor,)
+        return min((*self._marks.values(), *floor), default=self._now)
 
     # Events.
 
@@ -145,7 +140,7 @@ class Received:
         if low < self._resumed_at:
             reset_at = low
             self._begin_anew()
-        oldest = self.safe(0).arrived
+        oldest = self._oldest.arrived
         places, late = None, 0
         # Usually the ids ascend, and are higher than all before.
         is_usual = low > max(self._top, self._high) and numbers == sorted(set(numbers))
@@ -186,6 +181,4 @@ class Received:
         self._top = NEW_EVENTS
         self._high = self._resumed_at = ALL_EVENTS
         self._ids, self._again, self._floor = [], set(), None
-        self._marks = {
-            lane: Mark(self._count, ALL_EVENTS, mark.seq) for lane, mark in self._marks.items()
-        }
+        self._marks = {lane: Mark(self._count, ALL_EVENTS) for lane in self._marks}

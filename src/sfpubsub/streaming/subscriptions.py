@@ -97,8 +97,8 @@ class Channel:
     def seal(self) -> None:
         """Let the position be stored once the messages that it covers are acked."""
         if self.progress is not None:
-            safe = self.received.safe(self.seq)
-            self.progress.sealed(safe.seq, safe.high)
+            # All messages that it covers have been queued by now, perhaps after later ones.
+            self.progress.sealed(self.seq, self.received.position)
 
 
 @dataclass(eq=False)
@@ -266,14 +266,14 @@ class Subscriptions:
                 known = channel.received.position != NEW_EVENTS
                 if channel.state is State.LOST and not (known and self.has_replay):
                     self._report(channel.gap("unanchored", before=position))
-                channel.received.resume(lanes, channel.seq)
+                channel.received.resume(lanes)
             channel.handle(Signal.SENT)
         return asked
 
     def sent(self, request: Send) -> None:
         """Handle the sending of a request, which may be answered with events of any channel."""
         for channel in self._by_path.values():
-            channel.received.sent(request.lane, channel.seq)
+            channel.received.sent(request.lane)
 
     def replied(self, asked: Message, refusal: BayeuxError | None) -> None:
         """Handle the reply to a subscribe or unsubscribe message.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -24,6 +25,7 @@ from tests.conftest import until
 from tests.spark.sample_events import NOW
 from tests.streaming.conftest import TOPIC, numbered
 from tests.streaming.faces import QUICK, session_of
+from tests.streaming.fake import fake_bayeux
 
 
 @pytest.fixture
@@ -109,6 +111,28 @@ def test_channel_resumes_after_its_position(emulator, open_channel):
     all_rows, _ = rows_of(receive(open_channel(), 3))
     rows, _ = rows_of(receive(open_channel(str(ids[0])), 2))
     assert [row["dedupe_key"] for row in rows] == [row["dedupe_key"] for row in all_rows[1:]]
+
+
+def test_position_of_the_table_is_never_above_an_event_that_may_be_on_its_way():
+    """An event that comes with a reply while a connect is in flight does not move the position,
+    because the connect may bring an earlier one.
+    """
+
+    def news(replay_id: int) -> dict:
+        return {"channel": "/u/News", "data": {"event": {"replayId": replay_id}, "payload": ""}}
+
+    with fake_bayeux() as fake:
+        fake.more.append([news(6)])
+        connect = partial(StreamingClient, fake.session, pace=replace(QUICK, reorder=0.0))
+        position = ReplayId(b"4/1")
+        with ChannelSubscription(connect, "/u/News", position, fallback=None) as subscription:
+            rows, position = rows_of(receive(subscription, 1))
+            assert ([row["replay_id"] for row in rows], position) == ([b"6"], ReplayId(b"4/1"))
+            fake.polls.put([news(5)])
+            fake.polls.put([news(7)])
+            rows, position = rows_of(receive(subscription, 2))
+            assert [row["replay_id"] for row in rows] == [b"5", b"7"]
+            assert position == ReplayId(b"7/1")
 
 
 def test_filter_is_in_the_source_name_but_not_in_dedupe_keys(emulator, open_channel):

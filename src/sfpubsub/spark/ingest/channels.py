@@ -7,6 +7,9 @@ Replay ids are numbers that restart when an org is migrated, so a position consi
 and an *epoch*: the number of positions that the service has rejected so far. ``123`` is a position
 in the first epoch, ``123/1`` one in the next. Rows contain only the replay id. Invariant: an event
 belongs to the new epoch if and only if it was received after the rejection.
+
+An event's position is not always its own replay id: if an earlier event may still be on its way, it
+is the one up to which nothing can be missing, as the client would store it.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from sfpubsub.errors import (
     SubscriptionClosedError,
 )
 from sfpubsub.streaming import StreamingMessage
+from sfpubsub.streaming.positions import ALL_EVENTS, NEW_EVENTS
 from sfpubsub.types import Gap, Health, HealthState, RawEvent, ReplayId, dedupe_key
 
 # Seconds without a connection after which the job is notified, so that it does not mistake an
@@ -40,8 +44,7 @@ CONNECTION_TIMEOUT = 5.0
 # server response has about this many messages.
 _MOST = 1000
 
-_ALL_EVENTS = -2
-_STARTS = {"earliest": _ALL_EVENTS, "latest": -1}
+_STARTS = {"earliest": ALL_EVENTS, "latest": NEW_EVENTS}
 
 _SEPARATOR = "/"
 
@@ -120,6 +123,7 @@ class ChannelBatch(EventBatch):
     Args:
         subscription: The subscribed channel, including its filter.
         messages: At least one message.
+        positions: The position to store after each message, without the epoch.
         epoch: Number of positions that were rejected before these messages.
         first_seq: `Event.delivery_seq` of the first message.
         received_at: When the messages were received, in seconds since the epoch.
@@ -130,6 +134,7 @@ class ChannelBatch(EventBatch):
         self,
         subscription: str,
         messages: list[StreamingMessage],
+        positions: list[int],
         *,
         epoch: int,
         first_seq: int,
@@ -140,7 +145,10 @@ class ChannelBatch(EventBatch):
         self.epoch = epoch
         name = messages[0].channel
         # The positions of these events include the epoch; those of the rows do not.
-        events = tuple(_raw_event(message, epoch) for message in messages)
+        events = tuple(
+            _raw_event(message, position, epoch)
+            for message, position in zip(messages, positions, strict=True)
+        )
         super().__init__(
             subscription=subscription,
             topic=name,
@@ -198,13 +206,15 @@ class ChannelSubscription:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = channel
+        # What the client would store if everything that it has returned were processed.
+        self._safe: dict[str, bytes] = {}
         self._client = connect(
-            replay_policy="manual",
+            replay=self._safe,
             connection_timeout=CONNECTION_TIMEOUT,
             max_pending_count=_MOST,
             on_gap=self._note,
         )
-        self._id, self._epoch = (_ALL_EVENTS, 0) if position is None else _parsed(position, channel)
+        self._id, self._epoch = (ALL_EVENTS, 0) if position is None else _parsed(position, channel)
         self._fallback = None if fallback is None else _STARTS[fallback]
         self._clock = clock
         self._gaps: list[Gap] = []
@@ -246,15 +256,17 @@ class ChannelSubscription:
         first = self._receive(timeout)
         if first is None:
             return None
-        messages, epoch = [first], self._epoch
+        messages, positions, epoch = [first], [self._position(first)], self._epoch
         while len(messages) < _MOST and self._client.pending_count:
             message = self._receive(0.0)
             if message is None or self._epoch != epoch:
                 break
             messages.append(message)
+            positions.append(self._position(message))
         batch = ChannelBatch(
             self.name,
             messages,
+            positions,
             epoch=epoch,
             first_seq=self._delivered + 1,
             received_at=self._clock(),
@@ -316,6 +328,14 @@ class ChannelSubscription:
             )
         return message
 
+    def _position(self, message: StreamingMessage) -> int:
+        """Return the position to store after *message*, which has just been received."""
+        safe = self._safe.get(self.name)
+        if safe is not None:
+            return int.from_bytes(safe, "big")
+        # Nothing can be fetched again before the first event of a start with new events.
+        return message.replay_id or 0 if self._id == NEW_EVENTS else self._id
+
     def _subscribe(self) -> None:
         try:
             self._client.subscribe(self.name, self._id)
@@ -332,6 +352,8 @@ class ChannelSubscription:
         if self._fallback is None:
             raise error
         self._epoch += 1
+        self._id = self._fallback
+        self._safe.clear()
         self._client.subscribe(self.name, self._fallback)
 
     def _note(self, gap: Gap) -> None:
@@ -345,7 +367,7 @@ class ChannelSubscription:
         self._client.close()
 
 
-def _raw_event(message: StreamingMessage, epoch: int) -> RawEvent:
+def _raw_event(message: StreamingMessage, position: int, epoch: int) -> RawEvent:
     data = message.data
     about = data.get("event") if isinstance(data, Mapping) else None
     uuid = about.get("EventUuid") if isinstance(about, Mapping) else None
@@ -353,13 +375,12 @@ def _raw_event(message: StreamingMessage, epoch: int) -> RawEvent:
     if not text.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in text):
         # Escape the text, because lone surrogates cannot be encoded as UTF-8.
         text = json.dumps(data, separators=(",", ":"))
-    digits = str(message.replay_id)
-    position = digits if epoch == 0 else f"{digits}{_SEPARATOR}{epoch}"
+    full = str(position) if epoch == 0 else f"{position}{_SEPARATOR}{epoch}"
     return RawEvent(
         uuid if isinstance(uuid, str) else "",
         "",
         text.encode(),
-        ReplayId(position.encode()),
+        ReplayId(full.encode()),
     )
 
 
