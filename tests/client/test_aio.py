@@ -228,6 +228,32 @@ def test_each_event_is_delivered_once_despite_drops(run_emulator):
     plan.assert_consumed()
 
 
+def test_order_holds_when_iterations_over_events_are_left(run_emulator):
+    """After ``break``, the next iteration goes on with the event that follows, whether or not the
+    generator that was left has been finalised.
+    """
+    emulator = run_emulator(settings=Settings(events_per_response=3))
+    emulator.publish(TOPIC, orders(9))
+
+    async def main():
+        seen, left = [], []
+        async with (
+            client_of(emulator) as client,
+            client.subscribe(TOPIC, replay="earliest") as subscription,
+        ):
+            while len(seen) < 9:
+                events = subscription.events()
+                left.append(events)  # keeps it from being finalised
+                async for event in events:
+                    seen.append(int(event.value["Order_Number__c"]))
+                    break
+            for events in left:
+                await events.aclose()
+        return seen
+
+    assert run(main()) == list(range(9))
+
+
 def test_asking_for_the_next_batch_acks_the_previous_one(run_emulator):
     """Asking for a batch acks the one before it, and closing the subscription commits the acks.
 

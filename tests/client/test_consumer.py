@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from sfpubsub.client.consumer import (
     End,
     FetchSchemas,
     HandOut,
+    Opened,
     Quarantine,
     Step,
     Store,
@@ -67,6 +67,8 @@ class ConsumerHarness:
 
     def step(self, now: float = 0.0) -> Step:
         """Return the consumer's next step at the time *now*, in seconds."""
+        if self.consumer.hand.given is not None:  # the application asks for the next batch
+            self.consumer.asked()
         head = self.queue[0] if self.queue else None
         return self.consumer.next(now, head, over=self.over, discarded=self.discarded)
 
@@ -83,6 +85,7 @@ class ConsumerHarness:
         assert isinstance(step, HandOut), step
         if step.arrival is not None:
             assert self.queue.pop(0) is step.arrival
+        self.consumer.hand.given = step.batch
         return [event.delivery_seq for event in step.batch]
 
 
@@ -131,9 +134,7 @@ def test_ctrl_c_before_a_take_neither_loses_nor_repeats_an_event():
 
 
 @pytest.mark.parametrize("popped", [False, True])
-def test_ctrl_c_during_a_pop_neither_loses_nor_repeats_a_batch(
-    popped: bool,
-):
+def test_ctrl_c_before_a_batch_is_handed_out_neither_loses_nor_repeats_it(popped: bool):
     """If Ctrl-C comes just before or after a response leaves the queue, each batch is still handed
     out exactly once.
     """
@@ -144,43 +145,11 @@ def test_ctrl_c_during_a_pop_neither_loses_nor_repeats_a_batch(
     assert first.arrival is harness.queue[0]
     if popped:
         harness.queue.pop(0)
-    harness.consumer.interrupted()
+    harness.consumer.asked()
+    assert harness.consumer.in_hand is None
     assert harness.hand_out() == [1]
     assert harness.hand_out() == [2]
     assert harness.step() == WaitUntil(None)
-
-
-class Interrupted(deque[Any]):
-    """A deque whose ``popleft`` raises KeyboardInterrupt, before or after it removes the item."""
-
-    def __init__(self, items: Sequence[Any], removed: bool) -> None:
-        super().__init__(items)
-        self._removed = removed
-
-    def popleft(self) -> Any:
-        if self._removed:
-            super().popleft()
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("removed", [False, True])
-def test_ctrl_c_while_handing_out_neither_loses_nor_repeats_a_batch(removed: bool):
-    """If Ctrl-C comes just before or after a prepared batch is removed, each batch is still handed
-    out exactly once.
-    """
-    harness = ConsumerHarness()
-    harness.queue = [arrival(1, b"\x02"), arrival(2, b"\x04")]
-    harness.step()
-    harness.consumer.interrupted()
-    prepared = harness.consumer._prepared
-    harness.consumer._prepared = prepared._replace(batches=Interrupted(prepared.batches, removed))
-    with pytest.raises(KeyboardInterrupt):
-        harness.step()
-    harness.consumer.interrupted()
-    left = deque(harness.consumer._prepared.batches)
-    harness.consumer._prepared = prepared._replace(batches=left)
-    assert harness.hand_out() == [1]
-    assert harness.hand_out() == [2]
 
 
 def test_last_batch_is_in_hand_until_the_next_request():
@@ -205,23 +174,13 @@ def test_only_one_event_is_in_hand_when_iterating_over_events():
     step = harness.step()
     assert isinstance(step, HandOut)
     harness.queue.clear()
-    harness.consumer.delivered_one(5)
+    harness.consumer.hand.given = opened = Opened(step.batch)
+    assert harness.consumer.in_hand is None
+    opened.last = 5
     assert harness.consumer.in_hand == (5, 5)
-    harness.consumer.give_back(step.batch.behind(5))
     harness.consumer.asked()
     assert harness.hand_out() == [6, 7]
-    harness.consumer.give_back(step.batch.behind(7))
     assert harness.step() == WaitUntil(None)
-
-
-def test_batch_interrupted_by_ctrl_c_is_handed_out_again():
-    """A batch whose delivery is interrupted by Ctrl-C is not in hand, and is handed out again."""
-    harness = ConsumerHarness()
-    harness.queue = [arrival(5, b"\x02")]
-    harness.hand_out()
-    harness.consumer.interrupted()
-    assert harness.consumer.in_hand is None
-    assert harness.hand_out() == [5]
 
 
 def test_pause_holds_back_ready_and_queued_events():

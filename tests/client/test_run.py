@@ -646,13 +646,13 @@ def test_stop_ends_iteration_and_still_accepts_acks(start: Start):
 
 
 def test_stop_can_be_called_by_a_signal_handler_at_any_moment(start: Start):
-    """`stop` needs none of the subscription's locks, because the thread that a signal interrupts
-    may hold them.
+    """`stop` needs no lock of the driver, and no other that the interrupted thread cannot take
+    again.
     """
     _, face = start()
     held = face.managed(NAME)
     delivery = held._subscription._delivery
-    with delivery._lock, delivery.driver._lock, delivery.driver._mailbox._mutex:
+    with delivery._lock, delivery.driver._lock:
         held.stop()
     with pytest.raises(SubscriptionClosedError):
         held.next()

@@ -16,6 +16,7 @@ from ..conftest import PATIENCE
 def alarm():
     """Create an AlarmClock, and close it after the test."""
     clock = AlarmClock(time.monotonic)
+    clock.start()
     yield clock
     clock.close()
 
@@ -74,9 +75,34 @@ def test_an_infinite_deadline_is_allowed(alarm):
 def test_no_callback_runs_after_close():
     """Closing ends the thread, drops the deadlines, and ignores those set later."""
     alarm = AlarmClock(time.monotonic)
+    alarm.start()
     rung: list[int] = []
     alarm.set("a", time.monotonic() + 3600, lambda: rung.append(1))
     alarm.close()
     alarm.set("a", 0.0, lambda: rung.append(2))
     assert not any(thread.name == "sfpubsub-alarm" for thread in threading.enumerate())
     assert rung == []
+
+
+def test_what_is_posted_runs_in_order_before_later_deadlines(alarm):
+    """Callbacks that are posted run in the thread at once, in order, whatever deadlines wait."""
+    ran: list[object] = []
+    done = threading.Event()
+    alarm.set("later", time.monotonic() + 3600, lambda: ran.append("later"))
+    alarm.post(lambda: ran.append(1))
+    alarm.post(lambda: ran.append(alarm.is_current))
+    alarm.post(done.set)
+    assert done.wait(PATIENCE)
+    assert ran == [1, True]
+    assert not alarm.is_current
+
+
+def test_closing_does_not_wait_forever_for_a_callback(alarm, monkeypatch, caplog):
+    """A callback that does not return delays close() for a limited time, and is logged."""
+    monkeypatch.setattr("sfpubsub.transports.alarm._CLOSE_TIMEOUT", 0.05)
+    entered, released = threading.Event(), threading.Event()
+    alarm.post(lambda: (entered.set(), released.wait(PATIENCE)))
+    assert entered.wait(PATIENCE)
+    alarm.close()
+    assert "did not return" in caplog.text
+    released.set()

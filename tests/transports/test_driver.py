@@ -386,9 +386,9 @@ class CountedClock:
 
 
 @pytest.mark.parametrize("managed", [False, True])
-def test_a_response_takes_the_drivers_lock_at_most_three_times(harness, managed):
-    """The lock is taken once to receive a response, once to deliver it and, in a managed
-    subscription, once to ack it.
+def test_a_response_is_at_most_three_inputs(harness, managed):
+    """A response is one input of the protocol; so is its delivery and, in a managed subscription,
+    its ack.
 
     If no thread is waiting, none is woken.
     """
@@ -403,4 +403,5 @@ def test_a_response_takes_the_drivers_lock_at_most_three_times(harness, managed)
         h.driver.accept(h.driver.peek())
         if managed:
             h.driver.ack(first + 1, first + 1)
-    assert clock.asked - before == 40 * (3 if managed else 2)
+    h.driver.health()  # is an input itself, after all others
+    assert clock.asked - before <= 40 * (3 if managed else 2) + 2

@@ -38,6 +38,14 @@ class FakeAlarm:
     def set(self, _owner: object, deadline: float | None, callback: Callable[[], None]) -> None:
         self.set_for = None if deadline is None else (deadline, callback)
 
+    is_current = True
+
+    def start(self) -> None:
+        """Start no thread: what is posted runs in the thread that posts it."""
+
+    def post(self, callback: Callable[[], object]) -> None:
+        callback()
+
 
 class PlayedSubscription:
     """A subscription's driver on a testing channel; the test plays the service."""

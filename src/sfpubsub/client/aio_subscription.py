@@ -17,10 +17,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
 
-from sfpubsub.aio_bridge import Bell, in_thread, settled
+from sfpubsub.aio_bridge import Bell, in_thread
 from sfpubsub.client.aio_runner import AsyncHandler, AsyncRunner
 from sfpubsub.client.batch import Event, EventBatch
-from sfpubsub.client.consumer import End, Store, Take
+from sfpubsub.client.consumer import End, Opened, Store, Take
 from sfpubsub.client.delivery import Delivery, Wait, Work
 from sfpubsub.client.face import COMMIT_TIMEOUT, SubscriptionFace
 from sfpubsub.client.handling import (
@@ -98,6 +98,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
     async def __anext__(self) -> EventBatch:
         batch = await self._next(None)
         if isinstance(batch, EventBatch):
+            self._delivery.hand.given = batch
             return batch
         self._raise_failure()
         raise StopAsyncIteration
@@ -111,14 +112,22 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
         batch = await self._next(None if timeout is None else time.monotonic() + timeout)
         if isinstance(batch, End):
             self._raise_end()
+        self._delivery.hand.given = batch
         return batch
 
     async def events(self) -> AsyncIterator[Event]:
         """Iterate over events instead of batches; see `Subscription.events`."""
-        async for batch in self:
-            with self._delivery.one_by_one(batch) as events:
-                for event in events:
-                    yield event
+        hand = self._delivery.hand
+        while isinstance(batch := await self._next(None), EventBatch):
+            opened = hand.given = Opened(batch)
+            for event in batch:
+                opened.last = event.delivery_seq
+                yield event
+                if self._delivery.acks_automatically:
+                    event.ack()
+                if hand.given is not opened:  # another request was made in between
+                    break
+        self._raise_failure()
 
     async def _run(self, handler: AsyncHandler, options: RunOptions) -> RunSummary:
         check_handler(handler, is_async=True)
@@ -130,9 +139,15 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
                 self._delivery, handler, options, bell=self._bell, submit=self._submit
             )
             try:
-                return await runner.run(lambda: self._next(None))
+                return await runner.run(self._take)
             finally:
                 self._runner = None
+
+    async def _take(self) -> EventBatch | End | None:
+        batch = await self._next(None)
+        if isinstance(batch, EventBatch):
+            self._delivery.hand.given = batch
+        return batch
 
     async def _next(self, deadline: float | None) -> EventBatch | End | None:
         delivery, bell = self._delivery, self._bell
@@ -261,15 +276,11 @@ class AsyncManagedSubscription(AsyncSubscription):
         commit.
         """
         self._delivery.ack_in_hand()
-        driver = self._delivery.driver
-        future = driver.begin_commit()
-        try:
-            await settled(future, timeout)
-            if not future.done():
-                raise driver.unconfirmed(timeout)
-            return future.result()
-        finally:
-            future.cancel()  # the caller no longer waits for it
+        driver, bell = self._delivery.driver, self._bell
+        pending = driver.begin_commit()
+        if not await bell.until(lambda: pending.is_done, bell.deadline(timeout)):
+            raise driver.unconfirmed(timeout)
+        return pending.receipt()
 
 
 async def _outcome(returned: Any) -> Any:

@@ -11,15 +11,17 @@ step                      what the subscription does                      what i
 `Take`                    acks the undecodable events, and removes the    nothing
                           response from the queue
 `Store`                   stores the result of `to_store`; may block      `stored`
-`HandOut`                 removes the response from the queue if it is    `interrupted` if this
-                          still there, and returns the batch              is interrupted
+`HandOut`                 removes the response from the queue if it is    `Consumer.hand`, as the
+                          still there, and returns the batch              last thing
 `WaitUntil`               waits for a change, or until `WaitUntil.time`   nothing
 `End`                     reports that the subscription has ended         nothing
 ========================  ==============================================  ======================
 
 A subscription that is interrupted (Ctrl-C, a cancelled task) before it has reported calls `next`
 again and gets the same step, so every step may be carried out twice. A response stays at the head
-of the queue until it is ready to be delivered, so an interruption loses no events.
+of the queue until it is ready to be delivered, and a batch stays the next one until it is reported
+as handed out. So an interruption at any line loses no events: whatever consists of several values
+is completed first and then kept by one assignment.
 
 An acked position is stored immediately if the application requests a batch and none is ready,
 otherwise at most once per `Timings.store_interval`. After a crash, acked events that follow the
@@ -96,8 +98,46 @@ Step: TypeAlias = FetchSchemas | Quarantine | Take | Store | HandOut | WaitUntil
 _STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
 
 
+class Opened:
+    """A batch whose events are handed out one by one."""
+
+    __slots__ = ("batch", "last")
+
+    def __init__(self, batch: EventBatch) -> None:
+        self.batch = batch
+        self.last: int = batch.first_seq - 1
+        """``delivery_seq`` of the last event that was handed out."""
+
+
+class Hand:
+    """What the application was given last, until it requests the next batch.
+
+    The subscription sets `given` just before the call returns that gives the batch to the
+    application. Between this assignment and the return, the interpreter does not look for signals.
+    """
+
+    __slots__ = ("given",)
+
+    def __init__(self) -> None:
+        self.given: EventBatch | Opened | None = None
+
+
+class _Head:
+    """The response at the head of the queue, while it is being prepared."""
+
+    __slots__ = ("arrival", "codecs", "is_set_aside", "missing", "screened")
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+        self.codecs: dict[str, Codec] = {}  # of its events, by schema id
+        # Schema ids of its events that have no codec yet.
+        self.missing: tuple[str, ...] = tuple({raw.schema_id for raw in arrival.batch.events})
+        self.screened: Screened | None = None  # once all codecs are known
+        self.is_set_aside = False  # whether its undecodable events are durable
+
+
 class _Prepared(NamedTuple):
-    """A response that is ready for delivery, and those of its batches not yet delivered."""
+    """A response that is ready for delivery, and those of its batches not yet handed out."""
 
     arrival: Arrival | None
     acks: tuple[int, ...]
@@ -130,21 +170,17 @@ class Consumer:
     ) -> None:
         self.acks_automatically = auto_ack
         """Whether requesting the next batch acks the previous one."""
+        self.hand: Hand = Hand()
+        """What the application was given last; set by the subscription."""
         self._peek = peek
         self._screen = Screen(target, on_undecodable, ack, datetimes=datetimes)
-        self._head: Arrival | None = None  # the response that is being prepared
-        self._codecs: dict[str, Codec] = {}  # of the head's events, by schema id
-        self._missing: tuple[str, ...] = ()  # schema ids of the head that have no codec yet
-        self._screened: Screened | None = None  # the head, once all its codecs are known
-        self._is_set_aside = False  # whether the head's undecodable events are durable
+        self._head: _Head | None = None
         self._prepared = _Prepared(None, (), deque())  # the last response that was prepared
-        self._given: EventBatch | None = None  # the batch that was delivered last
-        self.in_hand: tuple[int, int] | None = None
-        """First and last ``delivery_seq`` of the events last delivered to the application."""
         self._schema_backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._schema_due = 0.0  # when to retry after a schema could not be fetched
         self._schema_error: str | None = None
         self._paused = False
+        self._seen: ReplayId | None = None  # the last position that `storable` was given
         self._unstored: ReplayId | None = None
         self._store_interval = timings.store_interval
         self._store_due = float("-inf")
@@ -152,37 +188,42 @@ class Consumer:
 
     # Inputs.
 
+    @property
+    def in_hand(self) -> tuple[int, int] | None:
+        """First and last ``delivery_seq`` of the events last handed out to the application."""
+        given = self.hand.given
+        if given is None:
+            return None
+        if isinstance(given, Opened):
+            return (given.last, given.last) if given.last >= given.batch.first_seq else None
+        return given.first_seq, given.first_seq + len(given) - 1
+
     def asked(self) -> None:
         """Handle the application's request for the next batch.
 
         This resets `in_hand`, so a caller that has yet to ack the previous batch must read
-        `in_hand` first.
+        `in_hand` first. The events of an `Opened` batch that were not handed out come next.
         """
-        self._given = self.in_hand = None
+        given = self.hand.given
+        if given is not None:
+            batch, rest = (
+                (given.batch, given.batch.behind(given.last))
+                if isinstance(given, Opened)
+                else (given, None)
+            )
+            ready = self._prepared.batches
+            if ready and ready[0] is batch:
+                if rest is None:
+                    ready.popleft()
+                else:
+                    ready[0] = rest
+            self.hand.given = None
         self._store_when_idle = True
-
-    def delivered_one(self, seq: int) -> None:
-        """Record that a single event was delivered: the one whose ``delivery_seq`` is *seq*."""
-        self.in_hand = (seq, seq)
-
-    def give_back(self, batch: EventBatch | None) -> None:
-        """Take back *batch*, the undelivered part of the previous batch, and deliver it next.
-
-        None means that all of the previous batch was delivered.
-        """
-        if batch is not None:
-            self._prepared.batches.appendleft(batch)
-
-    def interrupted(self) -> None:
-        """Take back a batch whose delivery to the application was interrupted."""
-        batch, self._given, self.in_hand = self._given, None, None
-        ready = self._prepared.batches
-        if not (ready and ready[0] is batch):
-            self.give_back(batch)
 
     def found(self, codecs: dict[str, Codec]) -> None:
         """Add the codecs of fetched schemas, by schema id."""
-        self._codecs.update(codecs)
+        if self._head is not None:
+            self._head.codecs.update(codecs)
 
     def not_found(self, error: SfPubSubError, now: float, jitter: float, *, over: bool) -> None:
         """Handle a failure to fetch a schema.
@@ -209,7 +250,8 @@ class Consumer:
 
     def set_aside(self) -> None:
         """Record that the events of the preceding `Quarantine` step have been stored durably."""
-        self._is_set_aside = True
+        if self._head is not None:
+            self._head.is_set_aside = True
 
     def pause(self, paused: bool) -> None:
         """Set whether deliveries are paused."""
@@ -220,10 +262,11 @@ class Consumer:
     def storable(self, position: ReplayId | None) -> None:
         """Set the position to store next: the newest one up to which all events are acked.
 
-        None leaves it unchanged.
+        A position that is given again is not stored again.
         """
-        if position is not None:
+        if position is not None and position is not self._seen:
             self._unstored = position
+            self._seen = position
 
     def is_store_due(self, now: float) -> bool:
         """Return whether the acked position is due to be stored."""
@@ -283,46 +326,40 @@ class Consumer:
 
     def _hand_out(self, arrival: Arrival | None) -> HandOut:
         self._store_when_idle = False
-        # Noted before it is removed: an interruption in between then leaves the batch in both
-        # places. The other order could lose it.
-        self._given = batch = self._prepared.batches[0]
-        self._prepared.batches.popleft()
-        self.in_hand = (batch.first_seq, batch.first_seq + len(batch) - 1)
-        return HandOut(batch, arrival)
+        return HandOut(self._prepared.batches[0], arrival)
 
     def _wait(self) -> WaitUntil:
         return _FOR_EVER if self._unstored is None else WaitUntil(self._store_due)
 
-    def _prepare(self, head: Arrival, now: float, over: bool) -> Step:
-        if head is not self._head:
-            self._head, self._screened, self._is_set_aside, self._codecs = head, None, False, {}
-            self._missing = tuple({raw.schema_id for raw in head.batch.events})
-        if self._missing and not self._has_codecs():
+    def _prepare(self, arrival: Arrival, now: float, over: bool) -> Step:
+        head = self._head
+        if head is None or arrival is not head.arrival:
+            self._head = head = _Head(arrival)
+        if head.missing and not self._has_codecs(head):
             if now < self._schema_due:
                 return _END if over else WaitUntil(self._schema_due)
-            return FetchSchemas(self._missing)
-        if self._screened is None:
-            self._screened = self._screen.sort(head, self._codecs)
-        screened = self._screened
-        if screened.undecodable and self._screen.keeps and not self._is_set_aside:
+            return FetchSchemas(head.missing)
+        if head.screened is None:
+            head.screened = self._screen.sort(arrival, head.codecs)
+        screened = head.screened
+        if screened.undecodable and self._screen.keeps and not head.is_set_aside:
             return Quarantine(screened.undecodable)
         acks: tuple[int, ...] = ()
         if screened.undecodable:
             self._screen.count(screened.undecodable)
             acks = tuple([event.delivery_seq for event in screened.undecodable])
-        # In one assignment: an interruption half-way would lose a batch, or deliver it twice.
-        self._prepared = _Prepared(head, acks, deque(screened.batches))
-        return Take(head, acks) if acks else self._hand_out(head)
+        self._prepared = _Prepared(arrival, acks, deque(screened.batches))
+        return Take(arrival, acks) if acks else self._hand_out(arrival)
 
-    def _has_codecs(self) -> bool:
+    def _has_codecs(self, head: _Head) -> bool:
         missing: list[str] = []
-        for schema_id in self._missing:
-            codec = self._codecs.get(schema_id) or self._peek(schema_id)
+        for schema_id in head.missing:
+            codec = head.codecs.get(schema_id) or self._peek(schema_id)
             if codec is None:
                 missing.append(schema_id)
             else:
-                self._codecs[schema_id] = codec
-        self._missing = tuple(missing)
+                head.codecs[schema_id] = codec
+        head.missing = tuple(missing)
         if missing:
             return False
         if self._schema_error is not None:
@@ -341,11 +378,11 @@ class Consumer:
         if self._schema_error is not None and health.state == "streaming":
             reason = f"events are waiting for a schema that cannot be fetched: {self._schema_error}"
             health = replace(health, state="waiting_for_schema", reason=reason)
+        given = self.hand.given
+        waiting = [each for each in list(self._prepared.batches) if each is not given]
         return replace(
             health,
-            pending_count=0
-            if discarded
-            else health.pending_count + sum(map(len, self._prepared.batches)),
+            pending_count=0 if discarded else health.pending_count + sum(map(len, waiting)),
             quarantined=self._screen.quarantined,
             skipped=self._screen.skipped,
             details={**health.details, "schema_id_mismatches": mismatches},

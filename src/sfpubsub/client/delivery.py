@@ -7,23 +7,22 @@ subscription, so that an unreferenced subscription can be detected.
 
 from __future__ import annotations
 
-import _thread
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.schema_cache import SchemaCache
-from sfpubsub.client.batch import Event, EventBatch
+from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.consumer import (
     Consumer,
     End,
     FetchSchemas,
+    Hand,
     HandOut,
     Quarantine,
     Step,
@@ -90,8 +89,13 @@ class Delivery:
         self.release = release
         """Removes the driver from the client, once it has ended."""
         self._stores_on_ack = stores_on_ack
-        self._lock = threading.Lock()  # guards the consumer; held only briefly
-        self._storing = threading.Lock()  # positions are stored one by one, in order
+        # Guards the consumer; held only briefly, and by no thread that the driver needs. Reentrant,
+        # because a signal handler may call any method while its own thread holds it.
+        self._lock = threading.RLock()
+        # Positions are stored one by one, in order. Reentrant for the same reason.
+        self._storing = threading.RLock()
+        self._is_storing = False
+        self._stores_last = False  # whether the last opportunity to store a position has come
         self._quarantining = threading.Lock()  # one call at a time
         self._unhandled = 0  # number of events quarantined because a handler failed
         self._paused = False  # by the application
@@ -120,6 +124,11 @@ class Delivery:
     def name(self) -> str:
         """The topic, or the managed subscription's name or id."""
         return self.driver.target.name
+
+    @property
+    def hand(self) -> Hand:
+        """What the application was given last; set by the subscription."""
+        return self._consumer.hand
 
     # For the thread or task that iterates.
 
@@ -160,32 +169,6 @@ class Delivery:
         """
         return self._consumer.in_hand if self.acks_automatically and self._is_tracked else None
 
-    @contextmanager
-    def one_by_one(self, batch: EventBatch) -> Iterator[Iterator[Event]]:
-        """Deliver a batch event by event.
-
-        Yields:
-            An iterator over the events. Events that it has not yielded when the ``with`` block
-            ends are delivered next.
-        """
-        last = batch.first_seq - 1
-
-        def events() -> Iterator[Event]:
-            nonlocal last
-            for event in batch:
-                last = event.delivery_seq
-                with self._lock:
-                    self._consumer.delivered_one(last)
-                yield event
-                if self.acks_automatically:
-                    event.ack()
-
-        try:
-            yield events()
-        finally:
-            with self._lock:
-                self._consumer.give_back(batch.behind(last))
-
     def turn(self, deadline: float | None) -> EventBatch | Wait | Work | End | None:
         """Return the next batch, or a step that must be carried out first. Never blocks.
 
@@ -196,19 +179,15 @@ class Delivery:
         Returns:
             The batch or step; None if the deadline has passed and no batch is ready.
         """
-        try:
-            step = self._step()
-            if isinstance(step, HandOut):
-                if step.arrival is None:
-                    self.ack_done()
-                else:
-                    self.driver.accept(step.arrival, self._done)
-                    self._done = None
-                return step.batch
-            self.ack_done()
-        except BaseException:  # Ctrl-C in the middle of delivering
-            self._consumer.interrupted()
-            raise
+        step = self._step()
+        if isinstance(step, HandOut):
+            if step.arrival is None:
+                self.ack_done()
+            else:
+                self.driver.accept(step.arrival, self._done)
+                self._done = None
+            return step.batch
+        self.ack_done()
         if isinstance(step, End):
             return step
         now = time.monotonic()
@@ -299,9 +278,8 @@ class Delivery:
 
     def stop(self) -> None:
         """Stop deliveries. Safe in signal handlers, because it does not wait for a lock."""
-        if not self._stopped:
-            self._stopped = True
-            _thread.start_new_thread(self.driver.wake, ())
+        self._stopped = True
+        self.driver.wake()
 
     @property
     def discards(self) -> bool:
@@ -345,14 +323,10 @@ class Delivery:
         if not self._is_tracked:
             return  # no position is stored
         self.driver.ack(first_seq, last_seq)
-        if self.store is None:
-            return
-        if self.driver.over:
-            return  # the drain or the last read stores the position; after that, it is final
-        if self._stores_on_ack and self._is_store_due():
+        # Once it is over, the drain or the last read stores the position, which is then final. A
+        # thread that waits for a batch is woken when the driver has noted the ack.
+        if self._stores_on_ack and not self.driver.over and self._is_store_due():
             self.store_position()
-        else:
-            self.driver.wake()  # the thread waiting for a batch stores it when due
 
     def _is_store_due(self) -> bool:
         with self._lock:
@@ -361,7 +335,8 @@ class Delivery:
 
     def _note_storable(self) -> None:
         if self.store is not None:  # under the lock, so that no newer position is overwritten
-            self._consumer.storable(self.driver.storable())
+            self.driver.catch_up()
+            self._consumer.storable(self.driver.storable)
 
     def store_position(self, *, last: bool = False) -> None:
         """Store the newest acked position if storing is due. Does nothing for async stores.
@@ -372,11 +347,18 @@ class Delivery:
         """
         if not isinstance(self.store, ReplayStore):
             return
+        if last:
+            self._stores_last = True
         with self._storing:
-            position = self.to_store(last=last)
-            if position is not None:
-                self.store.set(self.name, position)
-                self.stored(position)
+            if self._is_storing:  # called by a signal handler that interrupted the call below
+                return
+            self._is_storing = True
+            try:
+                while (position := self.to_store(last=self._stores_last)) is not None:
+                    self.store.set(self.name, position)
+                    self.stored(position)
+            finally:
+                self._is_storing = False
 
     def to_store(self, *, last: bool = False) -> ReplayId | None:
         """Return the position to store now; None if no position needs to be stored yet."""
@@ -393,12 +375,10 @@ class Delivery:
 
     def health(self) -> Health:
         """Return a snapshot of the subscription's health."""
-        health = self.driver.health()
-        with self._lock:
-            health = self._consumer.health(
-                health, self._schemas.mismatches, discarded=self.discards
-            )
-            return replace(health, quarantined=health.quarantined + self._unhandled)
+        health = self._consumer.health(
+            self.driver.health(), self._schemas.mismatches, discarded=self.discards
+        )
+        return replace(health, quarantined=health.quarantined + self._unhandled)
 
     def abort(self) -> None:
         """Abort the subscription immediately."""

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from sfpubsub.client.batch import Event, EventBatch
-from sfpubsub.client.consumer import End
+from sfpubsub.client.consumer import End, Opened
 from sfpubsub.client.delivery import Delivery, Wait
 from sfpubsub.client.face import COMMIT_TIMEOUT, SubscriptionFace
 from sfpubsub.client.handling import (
@@ -53,6 +53,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
     def __next__(self) -> EventBatch:
         batch = self._next(None)
         if isinstance(batch, EventBatch):
+            self._delivery.hand.given = batch  # directly before the return: see `Hand`
             return batch
         self._raise_failure()
         raise StopIteration
@@ -78,6 +79,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         batch = self._next(None if timeout is None else time.monotonic() + timeout)
         if isinstance(batch, End):
             self._raise_end()
+        self._delivery.hand.given = batch  # directly before the return: see `Hand`
         return batch
 
     def events(self) -> Iterator[Event]:
@@ -86,9 +88,17 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         With ``ack="auto"``, requesting the next event acks the previous one, so only the current
         event is unacked when the loop is left. The events after it are delivered next.
         """
-        for batch in self:
-            with self._delivery.one_by_one(batch) as events:
-                yield from events
+        hand = self._delivery.hand
+        while isinstance(batch := self._next(None), EventBatch):
+            opened = hand.given = Opened(batch)
+            for event in batch:
+                opened.last = event.delivery_seq  # directly before the yield: see `Hand`
+                yield event
+                if self._delivery.acks_automatically:
+                    event.ack()
+                if hand.given is not opened:  # another request was made in between
+                    break
+        self._raise_failure()
 
     def _run(self, handler: Handler, options: RunOptions) -> RunSummary:
         check_handler(handler, is_async=False)
@@ -96,9 +106,15 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         with self:
             self._runner = runner = Runner(self._delivery, handler, options)
             try:
-                return runner.run(lambda: self._next(None))
+                return runner.run(self._take)
             finally:
                 self._runner = None
+
+    def _take(self) -> EventBatch | End | None:
+        batch = self._next(None)
+        if isinstance(batch, EventBatch):
+            self._delivery.hand.given = batch
+        return batch
 
     def _next(self, deadline: float | None) -> EventBatch | End | None:
         delivery = self._delivery

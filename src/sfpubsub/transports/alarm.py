@@ -1,11 +1,16 @@
-"""Run callbacks at deadlines, in one timer thread per client.
+"""The thread of a client that runs callbacks at deadlines and works off what applications hand in.
 
 Each subscription and publisher has its own deadline, which its driver sets.
+
+An application's thread may be interrupted at any line (Ctrl-C, a signal handler), even while it
+holds a lock. So it never enters a driver: it hands its input in with `AlarmClock.post`, and this
+thread works it off. Invariant: nothing that an application's thread calls here takes a lock.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from collections.abc import Callable
 
@@ -13,12 +18,17 @@ logger = logging.getLogger("sfpubsub.transport")
 
 Clock = Callable[[], float]
 
+# Maximum seconds for which `AlarmClock.close` waits for the current callback. Callbacks do not
+# block, so this only limits the wait for a defect.
+_CLOSE_TIMEOUT = 5.0
+
 
 class AlarmClock:
-    """A timer thread that runs callbacks at their deadlines. Thread-safe.
+    """A thread that runs callbacks at their deadlines, or at once. Thread-safe.
 
-    Each owner has at most one deadline. The thread starts with the first deadline and ends with
-    `close`. Callbacks run in this thread, one at a time, and must not block.
+    Each owner has at most one deadline. The thread starts with `start` and ends with `close`.
+    Callbacks run in this thread, one at a time, and must not block. Apart from `start` and `close`,
+    no method waits or takes a lock: ``SimpleQueue.put`` is documented to be reentrant.
 
     Args:
         clock: Monotonic clock in seconds. Deadlines are times on this clock.
@@ -26,59 +36,69 @@ class AlarmClock:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # Guards everything below. Never held while a callback runs, because callbacks set
-        # deadlines. Acquired as a lock, not through the condition, whose ``__enter__`` is Python
-        # code that Ctrl-C can interrupt while it holds the lock.
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._due: dict[object, tuple[float, Callable[[], None]]] = {}
+        # Callbacks to run at once; None ends the thread.
+        self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._due: dict[object, tuple[float, Callable[[], None]]] = {}  # of the thread alone
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
 
+    def start(self) -> None:
+        """Start the thread, unless it is running or `close` was called."""
+        with self._starting:
+            if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._run, name="sfpubsub-alarm", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is this thread."""
+        return threading.current_thread() is self._thread
+
+    def post(self, callback: Callable[[], object]) -> None:
+        """Run *callback* in the thread, after all that were posted before."""
+        self._inbox.put(callback)
+
     def set(self, owner: object, deadline: float | None, callback: Callable[[], None]) -> None:
         """Replace the deadline of *owner* and its callback; a *deadline* of None removes both."""
-        with self._lock:
-            old = self._due.pop(owner, None)
-            if deadline is None or self._closed:
-                return
-            self._due[owner] = (deadline, callback)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="sfpubsub-alarm", daemon=True
-                )
-                self._thread.start()
-            elif old is None or deadline < old[0]:
-                # A later deadline needs no wake-up: the thread wakes at the old one and checks
-                # again.
-                self._changed.notify()
+
+        def replace() -> None:
+            self._due.pop(owner, None)
+            if deadline is not None:
+                self._due[owner] = (deadline, callback)
+
+        self._inbox.put(replace)
 
     def close(self) -> None:
         """End the thread, and wait until it has ended. No callback starts after that.
 
-        When called from a callback, this method does not wait.
+        When called from a callback, this method does not wait. Otherwise it waits 5 seconds at most
+        for a callback that does not return.
         """
-        with self._lock:
-            self._closed = True
-            self._due.clear()
-            self._changed.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._closed = True
+        self._inbox.put(None)
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(_CLOSE_TIMEOUT)
+        if thread.is_alive():
+            logger.error("internal error: a timer callback did not return; please report it")
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                if self._closed:
-                    return
-                owner = min(self._due, key=lambda key: self._due[key][0], default=None)
-                if owner is None:
-                    self._changed.wait()
+            owner = min(self._due, key=lambda key: self._due[key][0], default=None)
+            wait = None
+            if owner is not None:
+                wait = min(max(0.0, self._due[owner][0] - self._clock()), threading.TIMEOUT_MAX)
+            try:
+                callback = self._inbox.get(timeout=wait)
+            except queue.Empty:
+                if self._clock() < self._due[owner][0]:
                     continue
-                deadline, callback = self._due[owner]
-                wait = deadline - self._clock()
-                if wait > 0:
-                    self._changed.wait(min(wait, threading.TIMEOUT_MAX))
-                    continue
-                del self._due[owner]
+                callback = self._due.pop(owner)[1]
+            if callback is None or self._closed:
+                return
             try:
                 callback()
             except Exception:  # the other owners still need this thread

@@ -11,6 +11,10 @@ call) as follows:
 The driver does not decide what to send, when to reconnect, or how long to wait. Each call is opened
 in a separate thread, because obtaining a session may block. Messages are received in the call's
 reader thread if it has one, otherwise in the thread that opened the call.
+
+An application's thread may be interrupted at any line. So it never does any of this: it puts its
+input into the inbox, which the next input of any kind, or the client's `AlarmClock`, works off.
+Invariant: an application's thread holds neither the lock nor anything of gRPC's.
 """
 
 from __future__ import annotations
@@ -43,6 +47,14 @@ from sfpubsub.transports.mailbox import Mailbox
 logger = logging.getLogger("sfpubsub.transport")
 
 Opening = TypeVar("Opening", OpenStream, OpenPublish)
+T = TypeVar("T")
+
+# Maximum seconds for which an application's thread waits for what happens at once, such as an
+# abort: far longer than it takes on a busy machine.
+AT_ONCE = 5.0
+
+# Seconds between two looks at a protocol that another thread is changing, which takes microseconds.
+_GLANCE = 50e-6
 
 
 class Driven(Protocol):
@@ -92,17 +104,20 @@ class CallDriver(ABC, Generic[Opening]):
         self._jitter = jitter
         # Serialises the protocol and the execution of its commands.
         self._lock = threading.Lock()
+        # Inputs of the application's threads, in order. A single operation adds or removes one.
+        self._inbox: deque[tuple[Callable[..., list[Command]], tuple[Any, ...]]] = deque()
+        self._alarm = alarm
+        self._version = 0  # odd while the protocol changes; see `_snapshot`
         self._wanted = 0  # number of the stream that should be active; 0 for none
         self._call: Call[Any, Any] | None = None
         self._headers: Headers = ()  # of the most recent call
         self._threads: list[threading.Thread] = []
-        self._reading: list[threading.Event] = []  # one per call; set once it has ended
+        self._reading: list[_Latch] = []  # one per call; open once it has ended
         # Received messages, the outcome, and the notification of waiters.
         self._mailbox = Mailbox()
         self._home = CreatorProcess()
         self._reminder = Reminder(alarm, self._on_alarm)
-        # Commands that an interrupted `_apply` left for the next one.
-        self._todo: deque[Command] = deque()
+        alarm.start()
 
     @abstractmethod
     def _open_call(self, opening: Opening) -> Call[Any, Any]:
@@ -164,14 +179,21 @@ class CallDriver(ABC, Generic[Opening]):
 
     def abort(self) -> None:
         """End immediately, without draining."""
-        self._apply(lambda _now: self._driven.abort())
+        if self.over:
+            return
+        self._post(lambda _now: self._driven.abort())
+        if self._alarm.is_current:  # called from a callback
+            self._work_off()
+        else:
+            self._until(lambda: self.over, AT_ONCE)
 
     def join(self, timeout: float) -> None:
-        """Wait up to *timeout* seconds for all threads and calls to finish.
+        """Wait up to *timeout* seconds for the end, and for all threads and calls to finish.
 
         Call this before closing the channel.
         """
         deadline = time.monotonic() + timeout
+        self._until(lambda: self.over, timeout)
         for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -184,35 +206,113 @@ class CallDriver(ABC, Generic[Opening]):
         return (
             self.over
             and not any(thread.is_alive() for thread in self._threads)
-            and all(reading.is_set() for reading in self._reading)
+            and all(reading.is_open for reading in self._reading)
         )
+
+    def _until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until *condition* is true; return whether it was within *timeout* seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            changes = self._mailbox.count
+            if condition():
+                return True
+            rest = None if deadline is None else deadline - time.monotonic()
+            if rest is not None and rest <= 0:
+                return False
+            self._mailbox.wait(changes, rest)
+
+    def _snapshot(self, read: Callable[[], T]) -> T:
+        """Return the result of *read*, which reads the protocol, at a moment between two inputs.
+
+        All inputs that this thread has posted before are worked off first.
+        """
+        self._check_process()
+        self.catch_up()
+        deadline = time.monotonic() + AT_ONCE
+        while True:
+            version = self._version
+            if not version % 2 or time.monotonic() > deadline:
+                try:
+                    found = read()
+                except RuntimeError:  # a collection changed while it was read
+                    continue
+                if self._version == version or time.monotonic() > deadline:
+                    return found
+            time.sleep(_GLANCE)
+
+    def catch_up(self) -> None:
+        """Wait until the inputs that this thread has posted, such as acks, are worked off."""
+        is_through = not self._inbox and not self._version % 2  # in this order
+        if is_through or self.over or self._alarm.is_current:
+            return
+        behind = _Latch()
+
+        def reached(_now: float) -> list[Command]:
+            behind.open()
+            return []
+
+        self._post(reached)
+        behind.wait(AT_ONCE)
 
     def _check_process(self) -> None:
         self._home.check(self._title)
 
     # Event handling.
 
-    def _apply(self, happened: Callable[..., list[Command]], *what: Any) -> None:
-        """Handle one input: update the protocol, execute its commands, set the timer.
+    def _post(self, happened: Callable[..., list[Command]], *what: Any) -> None:
+        """Hand in an input of an application's thread. Takes no lock, and does not wait.
+
+        If it is interrupted before its end, the input may be lost, or take effect only with the
+        next input of any kind.
 
         Args:
-            happened: Passes the input to the protocol and returns the protocol's commands. Its
-                arguments are those in *what*, followed by the current time.
-            what: Arguments that describe the input, such as a message.
+            happened: See `_apply`. It must not raise.
+            what: See `_apply`.
         """
         if not self._home.is_current:
             self._check_process()
+        self._inbox.append((happened, what))
+        self._alarm.post(self._work_off)
+
+    def _work_off(self) -> None:
+        if self._inbox:
+            self._guard(lambda: self._apply(None))
+
+    def _apply(self, happened: Callable[..., list[Command]] | None, *what: Any) -> None:
+        """Handle the inbox, and then one input, in a thread of the client's or gRPC's.
+
+        For each: update the protocol, execute its commands. Then set the timer.
+
+        Args:
+            happened: Passes the input to the protocol and returns the protocol's commands. Its
+                arguments are those in *what*, followed by the current time. None for no input.
+            what: Arguments that describe the input, such as a message.
+        """
         told: list[Command] | None = None
+        inbox = self._inbox
         with self._lock:
-            todo = self._todo
-            todo += happened(*what, self._clock())
-            while todo:
-                command = todo.popleft()
-                if not self._carry_out(command):
-                    told = [*(told or ()), command]
-            self._reminder.set(self._driven.deadline())
+            self._version += 1
+            try:
+                while inbox:
+                    posted, arguments = inbox.popleft()
+                    told = self._execute(posted(*arguments, self._clock()), told)
+                if happened is not None:
+                    told = self._execute(happened(*what, self._clock()), told)
+                self._handled()
+                self._reminder.set(self._driven.deadline())
+            finally:
+                self._version += 1
         for command in told or ():
             self._tell(command)
+
+    def _handled(self) -> None:
+        """Look at the protocol after it has handled inputs. Called under the lock."""
+
+    def _execute(self, commands: list[Command], told: list[Command] | None) -> list[Command] | None:
+        for command in commands:
+            if not self._carry_out(command):
+                told = [*(told or ()), command]
+        return told
 
     def _on_alarm(self) -> None:
         def rung(now: float) -> list[Command]:
@@ -294,20 +394,20 @@ class CallDriver(ABC, Generic[Opening]):
         if not wanted:
             call.cancel()
             # Keep reading: only the end of the call releases its resources.
-        over = threading.Event()
-        self._reading = [other for other in self._reading if not other.is_set()]
+        over = _Latch()
+        self._reading = [other for other in self._reading if not other.is_open]
         self._reading.append(over)
 
         def end(failure: Failure | None) -> None:
             try:
                 self._guard(lambda: self._ended(stream, failure))
             finally:
-                over.set()
+                over.open()
 
         try:
             call.read(lambda message: self._take(stream, message), end)
         except BaseException:  # reading has stopped, so `end` will not be called
-            over.set()
+            over.open()
             raise
 
     def _take(self, stream: int, message: Any) -> None:
@@ -341,3 +441,23 @@ class CallDriver(ABC, Generic[Opening]):
 def _unclassified(error: SfPubSubError) -> Failure:
     # Raised by this library before the call started: ``retryable`` states whether a retry may help.
     return Failure(FailureKind.RETRY if error.retryable else FailureKind.STOP, error)
+
+
+class _Latch:
+    """Opens once. Thread-safe, and an interrupted wait leaves no lock behind."""
+
+    def __init__(self) -> None:
+        self._shut = threading.Lock()
+        self._shut.acquire()
+        self.is_open: bool = False
+        """Whether `open` was called."""
+
+    def open(self) -> None:
+        """Let all waiters go on. Called once."""
+        self.is_open = True
+        self._shut.release()
+
+    def wait(self, timeout: float) -> None:
+        """Wait until it is open, up to *timeout* seconds."""
+        if not self.is_open and self._shut.acquire(timeout=timeout):
+            self._shut.release()

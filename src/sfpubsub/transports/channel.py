@@ -23,6 +23,7 @@ from sfpubsub.errors import (
 )
 from sfpubsub.protocol.commands import OpenPublish, OpenStream
 from sfpubsub.transports import wire
+from sfpubsub.transports.apart import apart
 from sfpubsub.transports.base import Headers, PublishCall, StreamCall, Target, Transport
 from sfpubsub.transports.publish_calls import UNARY_TIMEOUT, StreamedPublish, UnaryPublish
 from sfpubsub.transports.status import classify
@@ -122,6 +123,9 @@ class GrpcTransport(Transport):
         self._stub = pubsub_api_pb2_grpc.PubSubStub(channel)  # type: ignore[no-untyped-call]
 
     def connect(self, timeout: float) -> None:
+        apart(lambda: self._connect(timeout))
+
+    def _connect(self, timeout: float) -> None:
         ready = grpc.channel_ready_future(self._channel)
         try:
             ready.result(timeout)
@@ -149,8 +153,9 @@ class GrpcTransport(Transport):
 
     def _unary(self, what: str, method: Callable[..., Answer], request: object) -> Answer:
         begun = time.monotonic()
+        metadata = _traced(self._headers())
         try:
-            answer = method(request, timeout=UNARY_TIMEOUT, metadata=_traced(self._headers()))
+            answer = apart(lambda: method(request, timeout=UNARY_TIMEOUT, metadata=metadata))
         except grpc.RpcError as error:
             raise classify(what, error).error from error
         logger.debug("%s: response after %.3f s", what, time.monotonic() - begun)
@@ -179,7 +184,7 @@ class GrpcTransport(Transport):
         return kind(topic, method, opening, headers, lambda: _traced(headers))
 
     def close(self) -> None:
-        self._channel.close()
+        apart(self._channel.close)
 
 
 def _traced(headers: Headers) -> list[tuple[str, str]]:

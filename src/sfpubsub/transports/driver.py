@@ -10,11 +10,10 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
 from typing import Any
 
-from sfpubsub.errors import CommitError
+from sfpubsub.errors import CommitError, LocalProtocolError
 from sfpubsub.protocol.commands import (
     Command,
     Deliver,
@@ -31,7 +30,7 @@ from sfpubsub.transports.alarm import AlarmClock, Clock
 from sfpubsub.transports.base import Call, Headers, Target, Transport
 from sfpubsub.transports.calls import CallDriver
 from sfpubsub.transports.mailbox import Arrival
-from sfpubsub.transports.tickets import Tickets
+from sfpubsub.transports.tickets import PendingCommit, Tickets
 from sfpubsub.types import CommitReceipt, Gap, Health, ReplayId, StartPosition
 
 logger = logging.getLogger("sfpubsub.transport")
@@ -79,6 +78,10 @@ class StreamDriver(CallDriver[OpenStream]):
         self.has_begun: bool = False
         """Whether `start` was called."""
         self._tickets = Tickets()
+        self._last_taken: Arrival | None = None  # the last response that was counted as read
+        self.storable: ReplayId | None = None
+        """The newest position up to which everything is acked; None before the first, and for a
+        managed subscription."""
 
     # For the application's threads.
 
@@ -90,7 +93,7 @@ class StreamDriver(CallDriver[OpenStream]):
                 protocol on creation.
         """
         self.has_begun = True
-        self._apply(lambda now: self._protocol.start(now, position))
+        self._post(lambda now: self._protocol.start(now, position))
 
     def peek(self) -> Arrival | None:
         """Return the next response without removing it; None if none is queued. Never blocks."""
@@ -99,18 +102,22 @@ class StreamDriver(CallDriver[OpenStream]):
     def accept(self, arrival: Arrival, done: tuple[int, int] | None = None) -> None:
         """Remove *arrival* from the queue, because it is being delivered to the application.
 
-        Until then, `peek` returns it again, so an interrupted caller loses nothing. An arrival that
-        was already accepted or discarded is not removed again.
+        Until then, `peek` returns it again, so an interrupted caller loses nothing, and may call
+        this again for the same arrival.
 
         Args:
             arrival: The next response.
             done: First and last sequence number of the events to ack in the same call, which is
                 cheaper than calling `ack`; None to ack nothing.
         """
-        self._apply(self._pop, arrival, done)
+        self._post(self._take_out, arrival, done)
+        self._mailbox.pop(arrival)
 
-    def _pop(self, arrival: Arrival, done: tuple[int, int] | None, now: float) -> list[Command]:
-        if self._mailbox.pop(arrival):
+    def _take_out(
+        self, arrival: Arrival, done: tuple[int, int] | None, now: float
+    ) -> list[Command]:
+        if arrival is not self._last_taken and not self._mailbox.discarded:
+            self._last_taken = arrival
             batch = arrival.batch
             return self._protocol.taken(len(batch.events), batch.size, now, done=done)
         return [] if done is None else self._protocol.acked(*done, now)
@@ -131,28 +138,22 @@ class StreamDriver(CallDriver[OpenStream]):
 
     def pause(self) -> None:
         """Until `resume` is called, request events only one at a time, to keep the stream open."""
-        self._apply(self._protocol.pause)
+        self._post(self._protocol.pause)
 
     def resume(self) -> None:
         """Resume requesting events after `pause`."""
-        self._apply(self._protocol.resume)
+        self._post(self._protocol.resume)
 
     def ack(self, first_seq: int, last_seq: int) -> None:
         """Ack the events from *first_seq* to *last_seq*, inclusive.
 
         Once the subscription has ended, no commit is sent for them.
         """
-        self._apply(self._protocol.acked, first_seq, last_seq)
+        self._post(self._protocol.acked, first_seq, last_seq)
 
     def report_gap(self, gap: Gap) -> None:
         """Report a gap that the application found; it is logged and passed to `on_gap`."""
-        self._apply(lambda _now: self._protocol.report_gap(gap))
-
-    def storable(self) -> ReplayId | None:
-        """Return the newest position to store; None if it has not changed since the last call."""
-        self._check_process()
-        with self._lock:
-            return self._protocol.storable()
+        self._post(lambda _now: self._protocol.report_gap(gap))
 
     def commit(self, timeout: float) -> CommitReceipt:
         """Commit the acked events, and wait for the service's confirmation.
@@ -165,27 +166,34 @@ class StreamDriver(CallDriver[OpenStream]):
             LocalProtocolError: The subscription is not managed or is closed, or nothing was acked.
             SfPubSubError: The subscription failed during the wait.
         """
-        future = self.begin_commit()
-        try:
-            return future.result(timeout)
-        except FutureTimeoutError:
-            raise self.unconfirmed(timeout) from None
+        pending = self.begin_commit()
+        if not self._until(lambda: pending.is_done, timeout):
+            raise self.unconfirmed(timeout)
+        return pending.receipt()
 
-    def begin_commit(self) -> Future[CommitReceipt]:
-        """Start a commit of the acked events; return a future for the receipt or the error.
+    def begin_commit(self) -> PendingCommit:
+        """Start a commit of the acked events; return its outcome, which follows later.
 
-        Raises:
-            LocalProtocolError: The subscription is not managed or is closed, or nothing was acked.
+        `changes` changes when the outcome is known. It is a `LocalProtocolError` if the
+        subscription is not managed or is closed, or if nothing was acked.
         """
-        future: Future[CommitReceipt] = Future()
+        pending = PendingCommit()
 
         def ask(now: float) -> list[Command]:
-            ticket, commands = self._protocol.commit(now)
-            self._tickets.add(ticket, future)
+            try:
+                ticket, commands = self._protocol.commit(now)
+            except LocalProtocolError as error:
+                pending.outcome = error
+                self._mailbox.wake()
+                return []
+            self._tickets.add(ticket, pending)
             return commands
 
-        self._apply(ask)
-        return future
+        if self.over:  # the client's thread may have ended; the protocol does not change any more
+            ask(self._clock())
+        else:
+            self._post(ask)
+        return pending
 
     def unconfirmed(self, timeout: float) -> CommitError:
         """Return the error for a commit that was not confirmed within *timeout* seconds."""
@@ -202,24 +210,27 @@ class StreamDriver(CallDriver[OpenStream]):
             SfPubSubError: The error that ended the subscription, such as a failed final commit.
         """
         self.begin_drain()
-        while True:
-            changes = self.changes
-            if self.over:
-                break
-            self.wait(changes, None)  # bounded by the protocol, whose deadlines end a drain
+        # Bounded by the protocol, whose deadlines end a drain.
+        self._until(lambda: self.over, None)
         self.raise_failure()
 
     def begin_drain(self) -> None:
         """Start draining the subscription; `over` becomes true once it has ended."""
-        self._apply(self._protocol.drain)
+        self._post(self._protocol.drain)
 
     def health(self) -> Health:
         """Return a snapshot of the subscription's health."""
-        self._check_process()
-        with self._lock:
-            return self._protocol.health()
+        health = self._snapshot(self._protocol.health)
+        # A batch that was just handed out may not be counted as read yet.
+        count, size = self._mailbox.pending
+        return replace(health, pending_count=count, pending_bytes=size)
 
     # Event handling.
+
+    def _handled(self) -> None:
+        if not self._target.managed and (position := self._protocol.storable()) is not None:
+            self.storable = position
+            self._mailbox.wake()  # whoever waits for a batch stores it
 
     def _open_call(self, opening: OpenStream) -> Call[Any, Any]:
         return self._transport.open_stream(self._target, opening)
@@ -247,6 +258,7 @@ class StreamDriver(CallDriver[OpenStream]):
                 logger.exception("the on_gap callback of %s raised an error", self._target.name)
         elif isinstance(command, SettleCommit):
             self._tickets.settle(command)
+            self._mailbox.wake()
 
     def _received(self, stream: int, response: Response) -> None:
         self._apply(self._protocol.response, stream, response)

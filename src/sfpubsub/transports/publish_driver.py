@@ -6,12 +6,13 @@ retried, and when to give up.
 
 from __future__ import annotations
 
+import queue
 import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sfpubsub.errors import SfPubSubError
+from sfpubsub.errors import LocalProtocolError, SfPubSubError
 from sfpubsub.protocol.commands import (
     Command,
     OpenPublish,
@@ -24,7 +25,7 @@ from sfpubsub.protocol.events import PublishAnswer
 from sfpubsub.protocol.publishing import PublishProtocol
 from sfpubsub.transports.alarm import AlarmClock, Clock
 from sfpubsub.transports.base import Call, Headers, Transport
-from sfpubsub.transports.calls import CallDriver
+from sfpubsub.transports.calls import AT_ONCE, CallDriver
 from sfpubsub.types import ProducerEvent, PublishCounts, PublishResult
 
 
@@ -87,30 +88,42 @@ class PublishDriver(CallDriver[OpenPublish]):
         Raises:
             SfPubSubError: The publisher has failed or was closed.
         """
-        has_room = False
+        answer: queue.SimpleQueue[bool | SfPubSubError] = queue.SimpleQueue()
 
         def submit(now: float) -> list[Command]:
-            nonlocal has_room
-            has_room = self._protocol.has_room
-            if not has_room:
+            if not self._protocol.has_room:
+                answer.put(False)
                 return []
-            tickets, commands = self._protocol.submit(events, now)
+            try:
+                tickets, commands = self._protocol.submit(events, now)
+            except SfPubSubError as error:
+                answer.put(error)
+                return []
             taken(tickets)
+            answer.put(True)
             return commands
 
         self.raise_failure()
-        self._apply(submit)
-        return has_room
+        if self.over or self._alarm.is_current:
+            self._apply(submit)
+        else:
+            self._post(submit)
+        try:
+            found = answer.get(timeout=AT_ONCE)
+        except queue.Empty:  # the client was closed in between
+            self.raise_failure()
+            raise LocalProtocolError("the client is closed: create a new one") from None
+        if isinstance(found, SfPubSubError):
+            raise found
+        return found
 
     def drain(self) -> None:
         """Accept no more events, and end once all events are settled."""
-        self._apply(self._protocol.drain)
+        self._post(self._protocol.drain)
 
     def counts(self) -> PublishCounts:
         """Return the counts so far: of events by outcome, of resends, and of streams."""
-        self._check_process()
-        with self._lock:
-            return self._protocol.counts()
+        return self._snapshot(self._protocol.counts)
 
     # Event handling.
 

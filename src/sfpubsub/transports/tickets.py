@@ -1,12 +1,31 @@
-"""Futures of the commits that the service has neither confirmed nor rejected yet."""
+"""The commits that the service has neither confirmed nor rejected yet."""
 
 from __future__ import annotations
-
-from concurrent.futures import Future
 
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.protocol.commands import SettleCommit
 from sfpubsub.types import CommitReceipt
+
+
+class PendingCommit:
+    """The outcome of one commit, which is set once. Not a future: its waiters would take a lock."""
+
+    def __init__(self) -> None:
+        self.outcome: CommitReceipt | SfPubSubError | None = None
+        """The receipt or the error; None as long as it is not known."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the outcome is known."""
+        return self.outcome is not None
+
+    def receipt(self) -> CommitReceipt:
+        """Return the receipt, or raise the error. Call this only once it is done."""
+        if isinstance(self.outcome, CommitReceipt):
+            return self.outcome
+        if self.outcome is None:
+            raise AssertionError("the outcome of the commit is not known yet")
+        raise self.outcome
 
 
 class Tickets:
@@ -16,21 +35,15 @@ class Tickets:
     """
 
     def __init__(self) -> None:
-        self._futures: dict[int, Future[CommitReceipt]] = {}
+        self._pending: dict[int, PendingCommit] = {}
 
     def __len__(self) -> int:
-        return len(self._futures)
+        return len(self._pending)
 
-    def add(self, ticket: int, future: Future[CommitReceipt]) -> None:
-        """Register the future that receives the outcome of *ticket*: a receipt or an error."""
-        self._futures[ticket] = future
+    def add(self, ticket: int, pending: PendingCommit) -> None:
+        """Register what receives the outcome of *ticket*: a receipt or an error."""
+        self._pending[ticket] = pending
 
     def settle(self, answer: SettleCommit) -> None:
-        """Pass the outcome of a commit to its future."""
-        future = self._futures.pop(answer.ticket)
-        if not future.set_running_or_notify_cancel():
-            return  # cancelled by the caller
-        if isinstance(answer.outcome, SfPubSubError):
-            future.set_exception(answer.outcome)
-        else:
-            future.set_result(answer.outcome)
+        """Pass on the outcome of a commit."""
+        self._pending.pop(answer.ticket).outcome = answer.outcome

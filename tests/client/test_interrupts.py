@@ -1,0 +1,291 @@
+"""Tests of interruptions (Ctrl-C, signal handlers) at every line of the application's thread."""
+
+from __future__ import annotations
+
+import linecache
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import pytest
+
+import sfpubsub
+from sfpubsub import PubSubClient
+from sfpubsub.auth.session import Session
+from sfpubsub.client.batch import Event, EventBatch
+from sfpubsub.client.subscription import ManagedSubscription
+from sfpubsub.config import Timings
+from sfpubsub.protocol.commands import SendRequest
+from sfpubsub.protocol.events import CommitAnswer, Response
+from sfpubsub.transports.memory import MemoryCall, MemoryTransport
+from sfpubsub.types import RawEvent, ReplayId
+
+from ..conftest import PATIENCE
+
+SCHEMA = '{"type": "record", "name": "Tick__e", "fields": [{"name": "n", "type": "int"}]}'
+NAME = "Managed"
+
+# The code that an application's thread runs in the client.
+_OURS = tuple(str(Path(sfpubsub.__file__).parent / name) for name in ("client", "transports"))
+
+
+class Service:
+    """A scripted service that confirms commits, and remembers them."""
+
+    def __init__(self) -> None:
+        self.transport = MemoryTransport({"tick": SCHEMA})
+        self.committed: list[ReplayId] = []
+        self._call: queue.SimpleQueue[MemoryCall] = queue.SimpleQueue()
+        self._opened: MemoryCall | None = None
+
+    def play(self) -> None:
+        """Answer the commits of one stream until it is half-closed."""
+        call = self.transport.next_call(PATIENCE)
+        self._call.put(call)
+        while (request := self._request(call)) is not None:
+            if request.commit is not None:
+                self.committed.append(request.commit.replay_id)
+                answer = CommitAnswer(request.commit.request_id, request.commit.replay_id, None, 1)
+                call.respond(Response((), request.commit.replay_id, 50, "rpc", commit=answer))
+        call.end()
+
+    @staticmethod
+    def _request(call: MemoryCall) -> SendRequest | None:
+        """Return the next request; None after the last one, or if the call was cancelled."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return call.next_request(0.2)
+            except queue.Empty:
+                if call.cancelled:
+                    return None
+                assert time.monotonic() < deadline, "no request"
+
+    def send(self, first: int, count: int) -> None:
+        """Send a response with events numbered from *first*."""
+        events = tuple(
+            RawEvent(f"e{n}", "tick", bytes([2 * n]), ReplayId(b"r%d" % n))
+            for n in range(first, first + count)
+        )
+        self._opened = self._opened or self._call.get(timeout=PATIENCE)
+        self._opened.respond(Response(events, events[-1].replay_id, 50, "rpc"))
+
+
+def client_of(service: Service) -> PubSubClient:
+    """Return a client of the scripted service, which commits without pauses."""
+    session = Session("00D000000000001!token", "https://example.my.salesforce.com")
+    return PubSubClient(session, transport=service.transport, timings=Timings(commit_pause=0.0))
+
+
+class Placed:
+    """Raises KeyboardInterrupt in this thread at the line number *at*, counted from the start."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.where = ""
+        self._entered: set[tuple[int, int]] = set()
+
+    @property
+    def has_fired(self) -> bool:
+        """Whether the interrupt was raised."""
+        return bool(self.where)
+
+    def __call__(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        if not name.startswith(_OURS) or name.endswith("memory.py") or self.has_fired:
+            return None
+        if event == "line" and self._can_be_interrupted(frame):
+            self.left -= 1
+            if not self.left:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self
+
+    def _can_be_interrupted(self, frame: FrameType) -> bool:
+        """Return whether the interpreter looks for signals before this line.
+
+        It does not between two lines without a call or a jump: before the return of what was just
+        noted as handed out, and at the end of a ``with`` block, where the trace names its first
+        line again.
+        """
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        before = linecache.getline(frame.f_code.co_filename, frame.f_lineno - 1)
+        if "see `Hand`" in before:
+            return False
+        if line.startswith("with "):
+            place = (id(frame), frame.f_lineno)
+            if place in self._entered:
+                self._entered.discard(place)
+                return False
+            self._entered.add(place)
+        return True
+
+
+@contextmanager
+def interrupted_at(line: int) -> Iterator[Placed]:
+    """Raise KeyboardInterrupt once in the block, at a line of the client."""
+    placed = Placed(line)
+    before = sys.gettrace()
+    sys.settrace(placed)
+    try:
+        yield placed
+    finally:
+        sys.settrace(before)
+
+
+T = TypeVar("T")
+
+
+def again(call: Callable[[], T]) -> T:
+    """Return the result of *call*, repeated if it is interrupted, as in a notebook."""
+    while True:
+        try:
+            return call()
+        except KeyboardInterrupt:
+            continue
+
+
+def numbers_of(batch: EventBatch | None) -> list[int]:
+    """Return the numbers of the events in a batch."""
+    assert batch is not None
+    return [event.value["n"] for event in batch]
+
+
+def batches(subscription: ManagedSubscription) -> Iterator[list[int]]:
+    """Yield the numbers of the events of each batch."""
+    while True:
+        batch = again(lambda: subscription.next_batch(PATIENCE))
+        yield again(lambda: numbers_of(batch))  # noqa: B023  # called at once
+
+
+def acked_batches(subscription: ManagedSubscription) -> Iterator[list[int]]:
+    """Like `batches`, but each batch is acked, and committed at once."""
+    while True:
+        batch = again(lambda: subscription.next_batch(PATIENCE))
+        yield again(lambda: numbers_of(batch))  # noqa: B023  # called at once
+        assert batch is not None
+        again(batch.ack)
+        again(lambda: subscription.commit(PATIENCE))
+
+
+def single_events(subscription: ManagedSubscription) -> Iterator[list[int]]:
+    """Like `batches`, but event by event."""
+    events = again(subscription.events)
+
+    def next_event() -> Event:
+        nonlocal events
+        try:
+            return next(events)
+        except KeyboardInterrupt:
+            events = again(subscription.events)
+            raise
+
+    while True:
+        event = again(next_event)
+        yield [again(lambda: event.value["n"])]  # noqa: B023  # called at once
+
+
+@pytest.mark.parametrize("way", [batches, acked_batches, single_events])
+def test_an_interrupt_at_any_line_loses_nothing_and_commits_nothing_unseen(
+    way: Callable[[ManagedSubscription], Iterator[list[int]]],
+):
+    """Wherever Ctrl-C hits a call, the events come in order, each once, and no position is
+    committed before its event was handed out. Nothing hangs, and the client can be closed.
+    """
+    line = 0
+    while True:
+        line += 1
+        service = Service()
+        playing = threading.Thread(target=service.play, daemon=True)
+        playing.start()
+        ack = "manual" if way is acked_batches else "auto"
+        with client_of(service) as client:
+            subscription = client.subscribe_managed(NAME, ack=ack)
+            service.send(1, 2)
+            seen: list[int] = []
+            with interrupted_at(line) as placed:
+                for numbers in way(subscription):
+                    seen += numbers
+                    if len(seen) == 2:
+                        service.send(3, 1)
+                    if len(seen) == 3:
+                        break
+            assert seen == [1, 2, 3], placed.where
+            known = [ReplayId(b"r%d" % n) for n in seen]
+            subscription.close()
+        playing.join(PATIENCE)
+        assert not playing.is_alive(), placed.where
+        assert known[2] not in service.committed, placed.where
+        assert service.committed[-1] == known[1], placed.where
+        if not placed.has_fired:
+            break
+    assert line > 30, "the lines of the path"
+
+
+@pytest.mark.parametrize("what", ["client.close", "abort", "close", "health", "stop"])
+def test_a_signal_handler_may_call_any_method_at_any_line(what: str):
+    """A handler that closes, aborts, stops or looks at the health returns, whatever line of the
+    client it interrupts, and the iteration goes on or ends.
+    """
+    line = 0
+    while True:
+        line += 1
+        service = Service()
+        threading.Thread(target=service.play, daemon=True).start()
+        with client_of(service) as client:
+            subscription = client.subscribe_managed(NAME)
+            calls: dict[str, Callable[[], object]] = {
+                "client.close": client.close,
+                "abort": subscription.abort,
+                "close": subscription.close,
+                "health": subscription.health,
+                "stop": subscription.stop,
+            }
+            service.send(1, 2)
+            service.send(3, 1)
+            before = sys.gettrace()
+            placed = Placed(line)
+
+            def trace(frame: FrameType, event: str, argument: Any, placed: Any = placed) -> Any:
+                try:
+                    return trace if placed(frame, event, argument) else None
+                except KeyboardInterrupt:
+                    calls[what]()  # noqa: B023  # in the interrupted thread, like a handler
+                    return None
+
+            sys.settrace(trace)
+            try:
+                for batch in subscription:
+                    if batch.first_seq == 3:
+                        break
+            finally:
+                sys.settrace(before)
+            subscription.close()
+        if not placed.has_fired:
+            break
+    assert line > 30, "the lines of the path"
+
+
+def test_sigterm_closes_the_client_while_it_waits():
+    """``signal.signal(SIGTERM, lambda *_: client.close())`` ends a loop that waits for events."""
+    service = Service()
+    threading.Thread(target=service.play, daemon=True).start()
+    with client_of(service) as client:
+        before = signal.signal(signal.SIGTERM, lambda *_: client.close())
+        try:
+            subscription = client.subscribe_managed(NAME)
+            service.send(1, 1)
+            main = threading.main_thread().ident
+            assert main is not None
+            for _ in subscription:
+                threading.Timer(0.05, signal.pthread_kill, [main, signal.SIGTERM]).start()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert subscription.closed
