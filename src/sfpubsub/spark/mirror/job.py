@@ -405,7 +405,8 @@ class Mirror:
         if self._signals.is_paused != was_paused:
             self._say("resumed" if was_paused else "paused until a resume signal")
         for signal in signals:
-            self._say(f"received signal: {signal.kind} {signal.entity}")
+            if signal.entity not in self._dropping:  # otherwise it is repeated
+                self._say(f"received signal: {signal.kind} {signal.entity}")
             try:
                 is_done = self._answer(signal)
             except SfPubSubError as error:
@@ -475,7 +476,7 @@ class Mirror:
             check_rights(self._reader, [name])
         except SfPubSubError as error:
             scope = scope_of(error)
-            is_new = name in self._named and self._ledger.of(name).newest is None
+            is_new = name in self._named and self._ledger.of(name).merged == 0
             if scope in (Scope.OBJECT, Scope.GONE) and is_new and not error.retryable:
                 self._refuse(name, error)
             self._fail(name, error)
