@@ -52,6 +52,7 @@ def reach(world: World, mirror: Mirror, condition: Callable[[], bool]) -> None:
     until(is_reached, "the condition", PATIENCE)
 
 
+@pytest.mark.slow  # five starts of a mirror
 def test_object_that_is_gone_is_parked_until_it_is_back(
     spark: SparkSession, tmp_path: Path, emulator: EmulatorServer
 ):

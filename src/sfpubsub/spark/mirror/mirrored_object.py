@@ -107,18 +107,22 @@ class MirroredObject:
 
         A new schema may be due to a new field in the org, so the object is described first: the
         describe result has the more precise type. If the org refuses that for this object alone,
-        such as one that is gone, the columns have the types of its events.
+        such as one that is gone, the columns have the types of its events. If it does not answer
+        at all, the known columns are used, unless they are not sufficient.
         """
         new = [each for each in plan.schemas if each not in self._schemas]
         if new or self._columns is None:
             try:
-                columns = self._described()
+                columns = self._described().with_events(plan)
             except SfPubSubError as error:
-                if scope_of(error) not in (Scope.OBJECT, Scope.GONE):
+                columns = (self._columns or Columns(self.entity, ())).with_events(plan)
+                is_known = self._columns is not None and columns.schema == self._columns.schema
+                if scope_of(error) is Scope.MIRROR or (
+                    scope_of(error) is Scope.ORG and not is_known
+                ):
                     raise
                 _log.warning("%s cannot be described: %s", self.entity, error)
-                columns = self._columns or Columns(self.entity, ())
-            self._keep(columns.with_events(plan), [*self._schemas, *new])
+            self._keep(columns, [*self._schemas, *new])
         return self.columns
 
     def _described(self) -> Columns:
