@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 
+from sfpubsub.auth.session import Session
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.errors import (
@@ -15,7 +16,7 @@ from sfpubsub.errors import (
     ReadExpiredError,
     RequestRefusedError,
 )
-from sfpubsub.rest import OrgReader
+from sfpubsub.rest import Grant, OrgReader
 
 from .conftest import ORDERS
 from .support import QUICK, Sessions, reader_of
@@ -208,28 +209,38 @@ def test_requests_are_counted_and_the_daily_limit_is_reported(tmp_path):
         assert reader.calls == 7  # not retried, because other clients may need the requests
 
 
-def test_user_without_view_all_cannot_view_all(org, reader):
-    """`can_view_all` returns False for a user with neither View All Data nor an assigned permission
-    set with View All for the object.
-
-    A record that such a user cannot see is not necessarily deleted.
+def test_a_grant_is_empty_without_view_all_and_new_after_a_withdrawal(org):
+    """Records that a user without View All cannot see are not necessarily deleted. A right that was
+    withdrawn and given again is another one, whether it is for all data or for the object.
     """
-    assert reader.can_view_all("Account")
-    org.accounts.put_user("limited@example.com", "secret", view_all=False)
-    token = org._sessions.issue("limited@example.com")
+    org.accounts.put_user("clerk@example.com", "secret", view_all=False)
+    token = org._sessions.issue("clerk@example.com")
+    session = Session(token, org.instance_url, org.tenant_id)
+    reader = OrgReader(session, timings=QUICK)
 
-    class Limited(Sessions):
-        def get_session(self, expired):
-            session = super().get_session(expired)
-            return type(session)(token, session.instance_url, session.tenant_id)
+    def grant() -> Grant:
+        return reader.grants(["Account", "Contact"])["Account"]
 
-    limited = OrgReader(Limited(org), timings=QUICK)
-    assert not limited.can_view_all("Account")
+    assert not grant()
+    org.accounts.put_user("clerk@example.com", view_all=True)
+    data = grant()
+    assert data
     org.rights.put_permission_set("Reader", view_all=["Account"])
-    assert not limited.can_view_all("Account")
-    org.rights.assign("limited@example.com", "Reader")
-    assert limited.can_view_all("Account")
-    assert not limited.can_view_all("Contact")
+    org.rights.assign("clerk@example.com", "Reader")
+    assert grant().continues(data)
+    org.accounts.put_user("clerk@example.com", view_all=False)
+    one = grant()
+    assert one
+    assert not one.continues(data)
+    assert not reader.grants(["Account", "Contact"])["Contact"]
+    org.rights.put_permission_set("Reader", view_all=[])
+    assert not grant()
+    org.rights.put_permission_set("Reader", view_all=["Account"])
+    assert not grant().continues(one)
+    again = grant()
+    org.rights.unassign("clerk@example.com", "Reader")
+    org.rights.assign("clerk@example.com", "Reader")
+    assert not grant().continues(again)
 
 
 def test_malformed_or_too_old_api_version_is_rejected():

@@ -309,39 +309,3 @@ def test_malformed_reads_by_id_are_rejected(told, answer):
     _, reader = told(lambda request: Reply(200, answer))
     with pytest.raises(RemoteProtocolError):
         reader.retrieve("Account", ["001000000000001AAA"], ["Name"])
-
-
-def test_view_all_through_an_assigned_permission_set_or_group(told):
-    """View All Records counts only through a permission set that is assigned to the user.
-
-    The permission set may also be assigned through a permission set group.
-    """
-    me, mine, other = "005000000000001AAA", "0PS000000000001AAA", "0PS000000000002AAA"
-    of_group, group = "0PS000000000003AAA", "0PG000000000001AAA"
-    assigned = [{"PermissionSetId": mine, "PermissionSetGroupId": None}]
-
-    def answer(request):
-        def rows(*found):
-            return Reply(200, {"records": list(found), "done": True, "totalSize": len(found)})
-
-        if "userinfo" in request.path:
-            return Reply(200, {"user_id": me})
-        if "UserPermissionAccess" in request.path:
-            return rows({"PermissionsViewAllData": False})
-        if "PermissionSetAssignment" in request.path:
-            assert me in request.path
-            return rows(*assigned)
-        assert "Account" in request.path
-        alone, in_group = {"PermissionSetGroupId": None}, {"PermissionSetGroupId": group}
-        return rows(
-            {"ParentId": mine, "Parent": alone, "PermissionsViewAllRecords": True},
-            {"ParentId": other, "Parent": alone, "PermissionsViewAllRecords": False},
-            {"ParentId": of_group, "Parent": in_group, "PermissionsViewAllRecords": True},
-        )
-
-    _, reader = told(answer)
-    assert reader.can_view_all("Account")
-    assigned[:] = [{"PermissionSetId": other, "PermissionSetGroupId": None}]
-    assert not reader.can_view_all("Account")
-    assigned[:] = [{"PermissionSetId": other, "PermissionSetGroupId": group}]
-    assert reader.can_view_all("Account")

@@ -10,6 +10,7 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,13 +21,13 @@ from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.words import counted
-from sfpubsub.errors import MissingExtraError
+from sfpubsub.errors import ConfigurationError, MissingExtraError
 from sfpubsub.spark.mirror.settings import DEFAULT_MARGIN
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sfpubsub.spark.mirror.mailbox import Kind
+    from sfpubsub.spark.mirror.mailbox import Kind, Mailbox, Signal
     from sfpubsub.spark.mirror.verifying import Difference
 
 target_option = click.option(
@@ -73,6 +74,12 @@ margin_option = click.option(
     help="Give up the running or interrupted read of OBJECT. A new one begins when it is due.",
 )
 @click.option(
+    "--confirm-deletes",
+    metavar="OBJECT",
+    help="Delete the parked rows of OBJECT: records that the org no longer returns, although no "
+    "event has deleted them. Confirms the number that the command prints, and no more.",
+)
+@click.option(
     "--pause",
     is_flag=True,
     help="Stop reading records and updating tables until a signal is sent with --resume. Events "
@@ -88,6 +95,7 @@ def signal(
     add: str | None,
     remove: str | None,
     abandon_read: str | None,
+    confirm_deletes: str | None,
     pause: bool,
     resume: bool,
     conf: tuple[tuple[str, str], ...],
@@ -106,33 +114,52 @@ def signal(
         asked.append(("remove", remove))
     if abandon_read is not None:
         asked.append(("abandon-read", abandon_read))
+    if confirm_deletes is not None:
+        asked.append(("confirm", confirm_deletes))
     if pause:
         asked.append(("pause", None))
     if resume:
         asked.append(("resume", None))
     if len(asked) != 1:
         raise click.UsageError(
-            "use exactly one of --reread, --add, --remove, --abandon-read, --pause and --resume"
+            "use exactly one of --reread, --add, --remove, --abandon-read, --confirm-deletes, "
+            "--pause and --resume"
         )
     if where is not None and reread is None:
         raise click.UsageError("--where requires --reread")
     _check_spark("sfpubsub mirror signal")
     # Imported here, because these modules load pyspark and pyarrow.
     from sfpubsub.rest.asking import check_name
-    from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
+    from sfpubsub.spark.mirror.mailbox import Mailbox
     from sfpubsub.spark.tables.target import Place
 
     place = Place.parse(target, format_)
     ((kind, entity),) = asked
     if entity is not None:
         check_name("an object", entity)
-    given = Signal(kind, entity, where)
     if place.local is not None:  # a directory needs no Spark, whose start takes seconds
-        Mailbox(None, place).put(given)
+        given = _send(Mailbox(None, place), kind, entity, where)
     else:
         with _session("signal", format_, conf, packages) as spark:
-            Mailbox(spark, place).put(given)
-    click.echo(json.dumps({"id": given.id, "kind": kind, "object": entity, "where": where}))
+            given = _send(Mailbox(spark, place), kind, entity, where)
+    shown = {"id": given.id, "kind": kind, "object": entity, "where": where}
+    click.echo(json.dumps(shown if given.rows is None else {**shown, "rows": given.rows}))
+
+
+def _send(mailbox: Mailbox, kind: Kind, entity: str | None, where: str | None) -> Signal:
+    from sfpubsub.spark.mirror.mailbox import Signal
+
+    given = Signal(kind, entity, where)
+    if kind == "confirm":
+        rows = mailbox.parked().get(entity or "", 0)
+        if not rows:
+            raise ConfigurationError(
+                f"no rows of {entity} wait for a confirmation: nothing was sent"
+            )
+        click.echo(f"confirming that {counted(rows, 'row')} of {entity} may be deleted", err=True)
+        given = replace(given, rows=rows)
+    mailbox.put(given)
+    return given
 
 
 @click.command("verify")
@@ -162,7 +189,8 @@ def verify(
 
     Prints a JSON line for each record that differs, with a possible reason: the record is queued
     for a reread, has just changed, differs only in fields that cause no events, or was purged. The
-    last line contains the counts. The exit code is 1 if a difference has no such reason.
+    last line contains the counts. The exit code is 1 if a difference has no such reason, and 3 if
+    the user may not see every record: then nothing can be said about missing records.
     """
     _check_spark("sfpubsub mirror verify")
     # Imported here, because these modules load pyspark and pyarrow.
@@ -170,6 +198,7 @@ def verify(
     from sfpubsub.auth.oauth import session_provider
     from sfpubsub.config import Settings
     from sfpubsub.rest import OrgReader
+    from sfpubsub.spark.mirror.rights import present_grant
     from sfpubsub.spark.mirror.verifying import Verification
     from sfpubsub.spark.tables.target import Place
 
@@ -177,13 +206,7 @@ def verify(
     settings = Settings.load(service)
     reader = OrgReader(session_provider(settings), http=HttpClient.from_settings(settings))
     reader.describe(entity)  # fail early for an unknown object, before Spark starts
-    sees_all = reader.can_view_all(entity)
-    if not sees_all:
-        click.echo(
-            f"the user may not be able to see all records of {entity}: records that the org does "
-            f"not return may be hidden rather than deleted",
-            err=True,
-        )
+    present_grant(reader, entity)  # the comparison checks it, too
     with _session("verify", format_, conf, packages) as spark:
         verification = Verification(
             spark, reader, target, entity, format=format_, sample=sample, margin=margin
@@ -198,7 +221,6 @@ def verify(
                 "compared": verification.compared,
                 "equal": verification.equal,
                 "different": verification.differing,
-                "sees_all": sees_all,
                 "api_calls": reader.calls,
             }
         )

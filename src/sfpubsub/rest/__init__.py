@@ -10,6 +10,7 @@ from sfpubsub.rest.describing import (
     ObjectSummary,
     PicklistValue,
 )
+from sfpubsub.rest.grants import Grant
 from sfpubsub.rest.jobs import QueryJob, QueryJobs, next_poll
 from sfpubsub.rest.reader import ApiLimit, OrgReader, QueryPage
 from sfpubsub.rest.results import ResultPage
@@ -17,6 +18,7 @@ from sfpubsub.rest.results import ResultPage
 __all__ = [
     "ApiLimit",
     "FieldDescription",
+    "Grant",
     "ObjectDescription",
     "ObjectSummary",
     "OrgReader",

@@ -8,7 +8,7 @@ are strings.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -30,6 +30,7 @@ from sfpubsub.rest.describing import (
     object_of,
     summaries_of,
 )
+from sfpubsub.rest.grants import UNTRACED, Grant, grants_everything, sources_of
 from sfpubsub.rest.jobs import QueryJobs
 
 # The same version as in `sfpubsub.tooling`, so that an org needs to support only one.
@@ -41,6 +42,16 @@ MOST_IDS = 2000
 
 # Allowed rows per page of a query (Salesforce documentation, Query Options header).
 _BATCH = range(200, 2001)
+
+_ASSIGNMENTS = (
+    "SELECT Id, SystemModstamp, PermissionSetId, PermissionSetGroupId, PermissionSet.Id, "
+    "PermissionSet.SystemModstamp, PermissionSet.PermissionsViewAllData "
+    "FROM PermissionSetAssignment"
+)
+_PERMISSIONS = (
+    "SELECT Id, SystemModstamp, SobjectType, ParentId, Parent.PermissionSetGroupId, "
+    "PermissionsViewAllRecords FROM ObjectPermissions"
+)
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,7 @@ class OrgReader:
             self.sessions, http or HttpClient(), api_version, timings or RestTimings(), sleep
         )
         self._data = self._asker.data
+        self._user: str | None = None
         self.jobs: QueryJobs = QueryJobs(self._asker)
         """The query jobs of the Bulk API."""
 
@@ -149,44 +161,32 @@ class OrgReader:
         """Return all objects visible to the user, without their fields."""
         return summaries_of(self._asker.get(f"{self._data}sobjects"))
 
-    def can_view_all(self, object_name: str) -> bool:
-        """Return whether the user is known to have access to every record of an object.
+    def grants(self, object_names: Iterable[str]) -> dict[str, Grant]:
+        """Return what lets the user see every record of some objects, at this moment.
 
-        This is the case if the user has View All Data or Modify All Data, or if the user's profile,
-        a permission set or a permission set group grants View All for the object. Access through
-        the org's sharing defaults is not detected, so False means "not known".
+        A grant is empty unless the user has View All Data or Modify All Data, or the user's
+        profile, a permission set or a permission set group grants View All for the object. Access
+        through the org's sharing defaults is not detected, so an empty grant means "not known".
 
         Raises:
             PermissionDeniedError: The user may not see permissions.
         """
-        name = check_name("an object", object_name)
-        # About the running user; needs no permission (Object Reference).
-        own = self._all("SELECT PermissionsViewAllData FROM UserPermissionAccess")
-        if any(row.get("PermissionsViewAllData") is True for row in own):
-            return True
-        # There are few rows, so filter and join them here instead of in a SOQL semi-join. A
-        # permission set group has a permission set of its own, with the aggregated permissions of
-        # the group. That set is the parent of the group's rows (Object Reference,
-        # PermissionSetGroup).
-        permissions = (
-            "SELECT ParentId, Parent.PermissionSetGroupId, PermissionsViewAllRecords "
-            "FROM ObjectPermissions"
-        )
-        granted = {
-            parent_id
-            for row in self._all(f"{permissions} WHERE SobjectType = {quoted(name)}")
-            if row.get("PermissionsViewAllRecords") is True
-            for parent_id in (row.get("ParentId"), _group_of(row.get("Parent")))
-            if parent_id is not None
-        }
-        if not granted:
-            return False
-        assignments = "SELECT PermissionSetId, PermissionSetGroupId FROM PermissionSetAssignment"
-        assigned = self._all(f"{assignments} WHERE AssigneeId = {quoted(self._user_id())}")
-        return any(
-            row.get("PermissionSetId") in granted or row.get("PermissionSetGroupId") in granted
-            for row in assigned
-        )
+        names = [check_name("an object", name) for name in object_names]
+        held = self._all(f"{_ASSIGNMENTS} WHERE AssigneeId = {quoted(self._user_id())}")
+        if grants_everything(held):
+            return {name: Grant.of(sources_of(held, ())) for name in names}
+        # There are few rows, so filter and join them here instead of in a SOQL semi-join.
+        found: dict[str, list[dict[str, Any]]] = {}
+        listed = ", ".join(map(quoted, names))
+        for row in self._all(f"{_PERMISSIONS} WHERE SobjectType IN ({listed})"):
+            found.setdefault(str(row.get("SobjectType")), []).append(row)
+        sources = {name: sources_of(held, found.get(name, ())) for name in names}
+        if not all(sources.values()):
+            # About the running user; needs no permission (Object Reference).
+            own = self._all("SELECT PermissionsViewAllData FROM UserPermissionAccess")
+            if any(row.get("PermissionsViewAllData") is True for row in own):
+                sources = {name: [*each, UNTRACED] for name, each in sources.items()}
+        return {name: Grant.of(each) for name, each in sources.items()}
 
     # Records.
 
@@ -280,16 +280,13 @@ class OrgReader:
         return [row for page in self.query(soql) for row in page.rows]
 
     def _user_id(self) -> str:
-        found = self._asker.get("/services/oauth2/userinfo")
-        user_id = found.get("user_id") if isinstance(found, dict) else None
-        if not isinstance(user_id, str):
-            raise RemoteProtocolError("the org's userinfo response has no user_id")
-        return user_id
-
-
-def _group_of(parent: Any) -> Any:
-    """Return the id of the group that a permission set belongs to; None if it has no group."""
-    return parent.get("PermissionSetGroupId") if isinstance(parent, dict) else None
+        if self._user is None:
+            found = self._asker.get("/services/oauth2/userinfo")
+            user_id = found.get("user_id") if isinstance(found, dict) else None
+            if not isinstance(user_id, str):
+                raise RemoteProtocolError("the org's userinfo response has no user_id")
+            self._user = user_id
+        return self._user
 
 
 def _record(row: Any, record_id: str) -> dict[str, Any] | None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from sfpubsub.rest.grants import Finding, Grant, Held, checked
 from sfpubsub.spark.mirror import merging, reads
-from sfpubsub.spark.mirror.merging import Mirrored
+from sfpubsub.spark.mirror.merging import Mirrored, Outcome
 from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, Read, Row
 from sfpubsub.spark.tables.records import Change, Cue, ObjectCue, Reason
 from tests.spark.mirror.org_model import OVERFLOW_ID, Org, Sent, time_of
@@ -26,6 +27,7 @@ class Request:
 
     sent: int
     as_of: AsOf
+    epoch: int
     ids: tuple[str, ...] = ()
     piece: int | None = None
 
@@ -53,13 +55,16 @@ class Tables:
 class Job:
     """A simulated job that mirrors one object."""
 
-    def __init__(self, org: Org, margin: int) -> None:
-        self.org, self.margin = org, margin
+    def __init__(self, org: Org, margin: int, *, twice: bool = True, most: int = 1) -> None:
+        self.org, self.margin, self.twice = org, margin, twice
+        self.most = most  # number of rows that a merge may delete by absence; more are parked
+        self.held = Held(Grant.of([str(org.grant)]))  # durable
+        self.number = 0  # of the newest entry without an event
+        self.left_out: dict[str, bool] = {}  # ids that one response lacks; whether it was sent
         self.raw: list[tuple[Sent, bool]] = []  # events, and whether they can be decoded
         self.undecoded: list[Sent] = []
         self.delivered = 0
         self.answers: list[Answer] = []  # durable
-        self.asked: list[Entry] = []  # durable
         self.tables = self.durable = Tables()
         self.notes: list[DurableState] = []
         self.requests: list[Request] = []
@@ -71,7 +76,7 @@ class Job:
         """Record which raw rows and requests are durable at the current time; called after every
         change.
         """
-        self.notes.append(DurableState(self.org.now, AsOf(len(self.raw) - 1, len(self.asked))))
+        self.notes.append(DurableState(self.org.now, AsOf(len(self.raw) - 1, self.number)))
 
     def deliver(self, count: int, *, decoded: bool = True) -> None:
         """Append the next *count* events to the raw table.
@@ -109,8 +114,8 @@ class Job:
     def ask(self, reason: Reason, record_id: str | None = None) -> None:
         """Durably queue a reread of one record, or of all records if *record_id* is None."""
         cue = Cue(reason, None, None, len(self.raw) - 1)
-        entry = Entry(record_id, cue, len(self.asked) + 1)
-        self.asked.append(entry)
+        self.number += 1
+        entry = Entry(record_id, cue, self.number)
         self.tables = replace(self.tables, queue=self.tables.queue | {entry})
         self.durable = replace(self.durable, queue=self.durable.queue | {entry})
         self.record_state()
@@ -127,24 +132,61 @@ class Job:
         """Return the open queue entries that concern a record."""
         return [each for each in self.tables.queue if each.concerns(record_id)]
 
+    # The user's right to see every record.
+
+    def check_rights(self) -> None:
+        """Check the right, and have all records read again if it was withdrawn for some time."""
+        now = Grant.of([str(self.org.grant)] if self.org.grant else [])
+        finding, held = checked(self.held, now)
+        if finding is Finding.LOST:
+            self.held = held
+            finding, held = checked(held, now)
+        if finding is Finding.BACK:
+            for name in ("tables", "durable"):
+                found: Tables = getattr(self, name)
+                queue = {each for each in found.queue if not each.cue.reason.is_about_absence}
+                setattr(self, name, replace(found, queue=frozenset(queue)))
+            self.ask(Reason.GAP)
+        self.held = held
+
+    def confirm(self) -> None:
+        """Confirm that the parked records may be deleted."""
+        for each in [each for each in self.tables.queue if each.cue.reason is Reason.PARKED]:
+            self.ask(Reason.CONFIRMED, each.record_id)
+
+    def leave_out(self, record_id: str) -> None:
+        """Let one response lack a record that exists, once in the life of the job.
+
+        The record must be known to exist: of others, only a sweep finds that a read lacked them.
+        """
+        self.left_out.setdefault(record_id, False)
+
     # Reads.
 
     def send(self, *, ids: tuple[str, ...] = (), pieces: tuple[int, ...] = ()) -> bool:
         """Send requests to read records by id, or to read pieces (id ranges) of the object.
 
         Returns:
-            False if nothing was sent, because no recorded state is at least `margin` ticks old yet.
+            False if nothing was sent, because no recorded state is at least `margin` ticks old yet,
+            or because the user may not see every record.
         """
         now = self.org.now
+        self.check_rights()
         as_of = reads.as_of(self.notes, now, self.margin)
-        if as_of is not None:
-            found = [Request(now, as_of, piece=each) for each in pieces]
-            self.requests += found or [Request(now, as_of, ids)]
-        return as_of is not None
+        if as_of is None or not self.held.grant:
+            return False
+        epoch = self.held.epoch
+        found = [Request(now, as_of, epoch, piece=each) for each in pieces]
+        self.requests += found or [Request(now, as_of, epoch, ids)]
+        return True
 
     def send_for_queue(self) -> bool:
         """Send one request for all queued records by id; return False if `send` did not send it."""
-        queued = {e.record_id for e in self.tables.queue if e.record_id and not e.is_about_all}
+        queued = {
+            each.record_id
+            for each in self.tables.queue
+            if each.record_id and not each.is_about_all and each.cue.reason is not Reason.PARKED
+        }
         return self.send(ids=tuple(sorted(queued)))
 
     def answer(self, request: Request, rng: random.Random) -> None:
@@ -156,6 +198,9 @@ class Job:
             first, end = PIECES[request.piece]
             ids = [each for each in self.org.past if first <= each < end]
         rows = {i: self.org.row(i, request.sent, STALENESS, rng) for i in ids}
+        for each, was_sent in self.left_out.items():
+            if each in rows and not was_sent and self._is_live(each):
+                self.left_out[each], rows[each] = True, None
         found = {i: row for i, row in rows.items() if row is not None}
         if request.piece is None:  # a read by id does not return deleted records
             found = {i: row for i, row in found.items() if not row.is_deleted}
@@ -164,6 +209,11 @@ class Job:
         read = Read(request.as_of, since, time_of(self.org.now))
         self.answers.append(Answer(request, read, found))
         self.requests.remove(request)
+
+    def _is_live(self, record_id: str) -> bool:
+        """Return whether the tables have a record that counts as existing, even after a crash."""
+        found = [each.mirrored.get(record_id) for each in (self.tables, self.durable)]
+        return all(each is not None and not each.record.is_deleted for each in found)
 
     # Merging.
 
@@ -177,6 +227,7 @@ class Job:
         queue |= self.tables.queue
         named = {i for event, good in self.raw[start:end] if good for i in event.record_ids}
         mirrored = dict(self.tables.mirrored)
+        named = {each for each in named if not each.endswith("*")}
         for record_id in sorted({*named, *mirrored} - {OVERFLOW_ID}):
             marks = [each.cue for each in cues if record_id.startswith(each.prefix)]
             changes = self._changes(record_id, start, end)
@@ -211,26 +262,43 @@ class Job:
         answer = self.answers[self.tables.merged]
         since = answer.read.as_of.ingest_seq + 1
         self.apply_rows(since)
+        self.check_rights()
+        stands = bool(self.held.grant) and answer.request.epoch == self.held.epoch
+        by_id = answer.request.piece is None
+        if by_id and not stands:
+            self.tables = replace(self.tables, merged=self.tables.merged + 1)
+            return
         ids = set(answer.request.ids) | answer.rows.keys()
-        if answer.request.piece is not None:
-            first, end = PIECES[answer.request.piece]
+        if not by_id and stands:
+            first, end = PIECES[answer.request.piece or 0]
             ids |= {each for each in self.tables.mirrored if first <= each < end}
         mirrored, queue = dict(self.tables.mirrored), set(self.tables.queue)
+        outcomes: dict[str, Outcome] = {}
         for record_id in sorted(ids):
             known, entries = mirrored.get(record_id), self.entries_about(record_id)
             row, newest = answer.rows.get(record_id), self._newest(record_id)
             if row is None:
-                outcome = merging.merge_absence(record_id, known, answer.read, entries, newest)
+                outcome = merging.merge_absence(
+                    record_id, known, answer.read, entries, newest, by_id=by_id, twice=self.twice
+                )
             else:
                 changes = self._changes(record_id, since, self.tables.position)
                 outcome = merging.merge_row(
                     self.org.fields, record_id, known, answer.read, row, changes, entries, newest
                 )
-            queue = (queue | set(outcome.added)) - set(outcome.healed)
+            outcomes[record_id] = outcome
+        too_many = sum(each.by_absence for each in outcomes.values()) > self.most
+        self.number += 1
+        for record_id, made in outcomes.items():
+            is_parked = made.by_absence and too_many
+            outcome = merging.parked(record_id, made) if is_parked else made
+            added = {reads.numbered(each, self.number) for each in outcome.added}
+            queue = (queue | added) - set(outcome.healed)
             if outcome.mirrored is not None:
                 mirrored[record_id] = outcome.mirrored
+        self.record_state()
         pieces = dict(self.tables.pieces)
-        if answer.request.piece is not None:
+        if answer.request.piece is not None and stands:
             known_read = pieces.setdefault(answer.request.piece, answer.read)
             if known_read.as_of < answer.read.as_of:
                 pieces[answer.request.piece] = answer.read

@@ -28,6 +28,7 @@ class MirrorMachine(RuleBasedStateMachine):
     """Makes changes and injects faults; at each `rest`, the mirror must equal the org."""
 
     margin = STALENESS
+    twice = True
     seen: ClassVar[set[Reason]] = set()
     """Reasons of all queue entries that were open at any `rest`, in all examples."""
 
@@ -46,7 +47,7 @@ class MirrorMachine(RuleBasedStateMachine):
         self.org = Org(ALL_REPORTED if all_reported else FIELDS)
         for _ in range(records):
             self.org.create(before=True)
-        self.job = Job(self.org, self.margin)
+        self.job = Job(self.org, self.margin, twice=self.twice, most=seed % 2)
         if is_read:  # otherwise the first read happens at some later step
             self.org.now += self.margin
             self.job.send(pieces=(0, 1))
@@ -115,14 +116,30 @@ class MirrorMachine(RuleBasedStateMachine):
         elif live is not None and kind == "GAP_DELETE":
             self.org.delete(live, "GAP_DELETE")
         elif live is not None and kind == "WILD":
+            before = len(self.org.bus)
             for each in self.org.ids():
                 self.org.update([each], value, 0, "GAP_UPDATE")
-                self.org.bus.pop()
+            del self.org.bus[before:]
             self.org.send("GAP_UPDATE", "001*")
         elif kind == "PURGE":
             gone = self.pick(which, in_bin=True) or live
             if gone is not None:
                 self.org.purge(gone)
+
+    @rule(turns=st.integers(1, 2), is_checked=st.booleans())
+    def turn_rights(self, turns: int, is_checked: bool) -> None:
+        """Withdraw View All from the mirror's user, or grant it again, or both."""
+        for _ in range(turns):
+            self.org.turn_rights()
+        if is_checked:
+            self.job.check_rights()
+
+    @rule(which=st.integers(0, 3))
+    def leave_out(self, which: int) -> None:
+        """Let a response lack a record for no reason."""
+        live = self.pick(which)
+        if live is not None:
+            self.job.leave_out(live)
 
     # The mirror.
 
@@ -177,12 +194,21 @@ class MirrorMachine(RuleBasedStateMachine):
 
     def merge_all(self) -> None:
         while self.job.tables.merged < len(self.job.answers):
+            before = self.deleted()
             self.job.merge()
+            wrong = (self.deleted() - before) & self.org.always_live()
+            if wrong:
+                raise DivergedError(f"{sorted(wrong)} were never deleted, but count as deleted")
 
     def answer_all(self) -> None:
         for request in list(self.job.requests):
             self.job.answer(request, self.rng)
         self.merge_all()
+
+    def deleted(self) -> set[str]:
+        """Return the ids of the rows that count as deleted."""
+        rows = self.job.tables.mirrored
+        return {each for each, row in rows.items() if row.record.is_deleted}
 
     # The end.
 
@@ -194,6 +220,9 @@ class MirrorMachine(RuleBasedStateMachine):
             redrives: Whether undecodable events are redriven before the queue is processed.
             answers: Whether requests in flight get their responses now rather than later.
         """
+        if not self.org.grant:
+            self.org.turn_rights()
+        self.job.check_rights()
         self.job.deliver(len(self.org.bus))
         if redrives:
             self.job.redrive()
@@ -219,15 +248,17 @@ class MirrorMachine(RuleBasedStateMachine):
             self.rest(redrives=True, answers=True)
 
     def process_queue(self) -> None:
-        """Read every record in the queue; the queue must then be empty."""
-        self.org.now += STALENESS
-        queue = self.job.tables.queue
-        type(self).seen |= {each.cue.reason for each in queue}
-        if any(not each.is_about_all for each in queue):
-            self.job.send_for_queue()
-        if any(each.is_about_all for each in queue):
-            self.job.send(pieces=(0, 1))
-        self.answer_all()
+        """Read every record in the queue, and confirm deletions; the queue must then be empty."""
+        for _ in range(4):  # an absence needs two rounds, and two more if it has to be confirmed
+            self.org.now += STALENESS
+            queue = self.job.tables.queue
+            type(self).seen |= {each.cue.reason for each in queue}
+            if any(not each.is_about_all for each in queue):
+                self.job.send_for_queue()
+            if any(each.is_about_all for each in queue):
+                self.job.send(pieces=(0, 1))
+            self.answer_all()
+            self.job.confirm()
         if self.job.tables.queue:
             raise DivergedError(f"the queue still has {self.job.tables.queue}")
 

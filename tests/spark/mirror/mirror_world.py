@@ -10,11 +10,12 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.auth.http import HttpClient
-from sfpubsub.auth.session import CurrentSession
+from sfpubsub.auth.session import CurrentSession, Session
 from sfpubsub.cli.mirror_checks import ChannelMembers
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.rest import OrgReader
+from sfpubsub.spark.mirror.absences import Safeguards
 from sfpubsub.spark.mirror.job import Mirror
 from sfpubsub.spark.mirror.settings import MirrorSettings
 from sfpubsub.spark.mirror.stream import MirrorStream
@@ -69,13 +70,20 @@ class World:
         self.said: list[str] = []
         self.before: int | None = None
         """Number of events that precede the first start, so that the mirror misses them."""
+        self.safeguards: Safeguards | None = None
+        """The safeguards against wrong deletions; None for all."""
+        self.username: str | None = None
+        """Who runs the mirror; None for a user who sees everything, and cannot be changed."""
         self.taken = 0
         """Number of events that earlier runs received."""
 
     @contextmanager
     def mirror(self, **settings: Any) -> Iterator[Mirror]:
         """Open the mirror for the duration of the block, as a new process would."""
-        session = Sessions(self.emulator)
+        session: Sessions | Session = Sessions(self.emulator)
+        if self.username is not None:
+            token = self.emulator._sessions.issue(self.username)
+            session = Session(token, self.emulator.instance_url, self.emulator.tenant_id)
 
         def connect(schemas: Any) -> PubSubClient:
             target = self.emulator.grpc_target
@@ -105,6 +113,7 @@ class World:
                 selection=members if self.looks else None,
                 report_gap=stream.report_gap,
                 on_progress=self.said.append,
+                safeguards=self.safeguards,
                 clock=lambda: self.now,
                 wall=lambda: self.wall,
             ) as mirror,

@@ -78,11 +78,21 @@ class Org:
     bus: list[Sent] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
     """Ids of records that were purged without an event while they were live."""
+    rights: list[tuple[int, int]] = field(default_factory=lambda: [(-100, 1)])
+    """Since when the mirror's user has which grant of View All, by tick; 0 stands for none."""
 
     def ids(self, in_bin: bool = False) -> list[str]:
         """Return the ids of all live records, or with *in_bin*, of those in the Recycle Bin."""
         newest = {each: states[-1][1] for each, states in self.past.items()}
         return [each for each, state in newest.items() if state and state.in_bin is in_bin]
+
+    def always_live(self) -> set[str]:
+        """Return the ids of all records that were never deleted."""
+        return {
+            each
+            for each, states in self.past.items()
+            if all(state is not None and not state.in_bin for _, state in states)
+        }
 
     def value(self, record_id: str) -> tuple[Any, ...]:
         """Return a record's current values in all columns."""
@@ -90,12 +100,34 @@ class Org:
         assert state is not None
         return (*state.fields, photo_of(record_id), _rank(state, self.rates[-1][1]))
 
+    @property
+    def grant(self) -> int:
+        """Identity of the user's present grant of View All; 0 without one."""
+        return self.rights[-1][1]
+
+    def turn_rights(self) -> None:
+        """Withdraw View All from the user, or grant it again, with another identity."""
+        grants = [each for _, each in self.rights]
+        self.rights.append((self.now, 0 if grants[-1] else max(grants) + 1))
+
+    def is_hidden(self, record_id: str, sent: int) -> bool:
+        """Return whether a response to a request sent at tick *sent* may lack the record.
+
+        It does if another user owns the record, and if the user had no right to see it at any time
+        since then.
+        """
+        first = sum(tick <= sent for tick, _ in self.rights) - 1
+        is_withdrawn = any(grant == 0 for _, grant in self.rights[first:])
+        return is_withdrawn and int(record_id[3:]) % 2 == 0
+
     def row(self, record_id: str, sent: int, staleness: int, rng: random.Random) -> Row | None:
         """Return a record as it may appear in the response to a request sent at tick *sent*.
 
         This is its state at a random time, up to *staleness* ticks before the request, or later.
         None if the record did not exist at that time.
         """
+        if self.is_hidden(record_id, sent):
+            return None
         state = _random_state(self.past.get(record_id, []), sent - staleness, rng)
         rate = _random_state(self.rates, sent - staleness, rng)
         assert rate is not None
@@ -115,6 +147,8 @@ class Org:
 
     def send(self, kind: str, *ids: str, **more: Any) -> None:
         self.sequence += 1
+        if not self.grant:  # events are withheld from a user who may not see all records
+            return
         self.bus.append(Sent(ids, kind, time_of(self.now), self.number, self.sequence, **more))
 
     def put(self, record_id: str, state: State | None) -> None:

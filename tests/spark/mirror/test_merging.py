@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from sfpubsub.rest.grants import Finding, Grant, Held
 from sfpubsub.spark.mirror import merging, reads
-from sfpubsub.spark.mirror.merging import Mirrored, apply_changes, merge_absence, merge_row
+from sfpubsub.spark.mirror.merging import Mirrored, Outcome, apply_changes, merge_absence, merge_row
 from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, Read, Row, heals
 from sfpubsub.spark.tables.records import Change, Cue, Reason, Record
-from tests.spark.mirror import mirror_model
+from tests.spark.mirror import job_model, mirror_model
 from tests.spark.mirror.mirror_model import DivergedError, MirrorMachine
 from tests.spark.mirror.org_model import FIELDS, Org, time_of
 
@@ -78,6 +79,25 @@ class NoMargin(MirrorMachine):
     margin = 0
 
 
+class Once(MirrorMachine):
+    """A mirror that deletes a row after one read that did not return it."""
+
+    twice = False
+
+
+class Reliable(Once):
+    """The same, but no response lacks a record for no reason. So one read is enough, if it may
+    count.
+    """
+
+    def leave_out(self, which: int) -> None:
+        """Do nothing."""
+
+
+def _held(held: Held, _: Grant) -> tuple[Finding, Held]:
+    return Finding.HELD, held
+
+
 # The part whose absence shows only after thousands of steps.
 RARE = "older reads"
 
@@ -85,7 +105,9 @@ RARE = "older reads"
 WITHOUT: dict[str, tuple[type[MirrorMachine], list[tuple[Any, str, Any]]]] = {
     "margin": (NoMargin, []),
     "cues": (MirrorMachine, [(reads, "heals", _anything), (merging, "heals", _anything)]),
-    "absence": (MirrorMachine, [(merging, "proves_deletion", _anything)]),
+    "absence": (Reliable, [(merging, "proves_deletion", _anything)]),
+    "rights": (MirrorMachine, [(job_model, "checked", _held)]),
+    "twice": (Once, []),
     RARE: (MirrorMachine, [(merging, "is_outdated", _nothing)]),
     "unreported": (MirrorMachine, [(mirror_model, "FIELDS", replace(FIELDS, unreported=()))]),
 }
@@ -261,30 +283,109 @@ def test_constantly_changing_record_leaves_the_queue():
         assert mirrored.record.values[2] == texts[now]
 
 
-def test_absence_proves_deletion_only_after_the_last_event():
-    """A record that a read does not return is kept if it has an event after the read's as-of, and
-    counts as deleted otherwise.
-    """
+def absent(known_row: Mirrored | None, by: Read, *entries: Entry, by_id: bool = True) -> Outcome:
+    """Return the outcome of a read that did not return the record."""
+    return merge_absence(X, known_row, by, entries, by_id=by_id)
+
+
+def marked(row: Mirrored | None = None) -> tuple[Mirrored, Entry]:
+    """Return a record that a first read, with the as-of 5, did not return, and its entry."""
+    first = absent(row or known("1", 1), read(5))
+    assert first.mirrored is not None
+    assert not first.mirrored.record.is_deleted
+    assert first.mirrored.record.reread_reason is Reason.ABSENT
+    (entry,) = first.added
+    return first.mirrored, reads.numbered(entry, 3)
+
+
+def test_absence_counts_only_after_the_last_event():
+    """A record that a read does not return is left alone if it has an event after the as-of."""
     created = known("1", 6)
-    kept = merge_absence(X, created, read(5), [])
-    assert kept.mirrored == created
-    gone = merge_absence(X, created, read(6), []).mirrored
-    assert gone is not None
-    assert gone.record.is_deleted
-    assert gone.record.values[0] == "1"
-
-
-def test_late_event_prevents_deletion_by_an_earlier_read():
-    """A record that a read does not return is marked as deleted only if the read's as-of includes
-    the record's late event.
-    """
+    assert absent(created, read(5)).mirrored == created
     late = Entry(X, Cue(Reason.LATE, "UNDELETE", time_of(3), 7))
-    created = known("1", 6)
-    assert merge_absence(X, created, read(6), [late]).mirrored == created
-    gone = merge_absence(X, created, read(7), [late])
+    assert absent(created, read(6), late).mirrored == created
+    gone = absent(created, read(7), late)
     assert gone.healed == (late,)
     assert gone.mirrored is not None
-    assert gone.mirrored.record.is_deleted
+    assert gone.mirrored.record.reread_reason is Reason.ABSENT
+
+
+def test_a_row_is_deleted_by_absence_only_after_two_reads():
+    """The first read only marks the row; the second must request the record by its id, and begin a
+    margin after the mark was durable.
+    """
+    row, entry = marked()
+    early = absent(row, read(5, asked=2), entry)
+    assert (early.added, early.healed) == ((), ())
+    assert early.mirrored is not None
+    assert not early.mirrored.record.is_deleted
+    again = absent(row, read(5, asked=3), entry, by_id=False)
+    assert again.mirrored is not None
+    assert not again.mirrored.record.is_deleted
+    assert [each.cue.reason for each in again.added] == [Reason.ABSENT]
+    gone = absent(row, read(5, asked=3), entry)
+    assert gone.by_absence
+    assert gone.healed == (entry,)
+    assert gone.mirrored is not None
+    record = gone.mirrored.record
+    assert (record.is_deleted, record.reread_reason) == (True, None)
+    assert record.is_complete == known("1", 1).record.is_complete
+    assert record.values[0] == "1"
+
+
+@pytest.mark.parametrize("by", ["event", "late event", "read", "create"])
+def test_a_sign_of_life_voids_the_first_absence(by: str):
+    """After an event about the record, or a read that returned it, two further reads are needed."""
+    row, entry = marked()
+    entries = [entry]
+    if by == "read":
+        found = Row(("2", *[None] * 4))
+        new = merge_row(FIELDS, X, row, read(5, asked=2), found, [], entries).mirrored
+    elif by == "late event":
+        new = row
+        entries.append(Entry(X, Cue(Reason.LATE, "UPDATE", time_of(3), 6)))
+    else:
+        event = update(6, "2") if by == "event" else change("CREATE", 6, "2", *[None] * 4)
+        new = apply_changes(FIELDS, X, row, [event], []).mirrored
+    after = absent(new, read(7, asked=3), *entries)
+    assert after.mirrored is not None
+    assert not after.mirrored.record.is_deleted
+    assert [each.cue.reason for each in after.added] == [Reason.ABSENT]
+
+
+def test_deletion_by_an_event_needs_no_second_read():
+    """A row that an event deletes while it is marked is deleted, and complete if it was before."""
+    whole = merge_row(FIELDS, X, None, read(4), Row(("1",) * 5), [], []).mirrored
+    row, entry = marked(whole)
+    deleted = apply_changes(FIELDS, X, row, [change("DELETE", 6)], []).mirrored
+    assert deleted is not None
+    assert (deleted.record.is_deleted, deleted.record.is_complete) == (True, True)
+    after = absent(deleted, read(6, asked=3), entry)
+    assert (after.by_absence, after.added, after.healed) == (False, (), (entry,))
+
+
+def test_a_parked_row_is_deleted_only_when_confirmed():
+    """No further read deletes it, until a user confirms, and a read after that misses it, too."""
+    row, entry = marked()
+    held = merging.parked(X, absent(row, read(5, asked=3), entry))
+    assert held.mirrored is not None
+    assert not held.mirrored.record.is_deleted
+    kept = reads.numbered(held.added[0], 4)
+    assert kept.cue.reason is Reason.PARKED
+    again = absent(held.mirrored, read(5, asked=4), kept)
+    assert again.mirrored is not None
+    assert again.mirrored.record.reread_reason is Reason.PARKED
+    assert [each.cue.reason for each in again.added] == [Reason.PARKED]
+    confirmed = Entry(X, Cue(Reason.CONFIRMED, None, None, 5), asked=5)
+    gone = absent(held.mirrored, read(5, asked=5), kept, confirmed)
+    assert gone.mirrored is not None
+    assert (gone.mirrored.record.is_deleted, gone.by_absence) == (True, False)
+    back = merge_row(
+        FIELDS, X, held.mirrored, read(5, asked=5), Row(("1",) * 5), [], [kept, confirmed]
+    )
+    assert back.mirrored is not None
+    assert back.mirrored.record.reread_reason is None
+    assert set(back.healed) == {kept, confirmed}
 
 
 def test_an_older_read_changes_nothing():
@@ -295,7 +396,7 @@ def test_an_older_read_changes_nothing():
     row = Row(("5", *[None] * 4))
     changes = [update(6, "6")]
     assert merge_row(FIELDS, X, newer, read(5), row, changes, []).mirrored == newer
-    assert merge_absence(X, newer, read(5), []).mirrored == newer
+    assert absent(newer, read(5)).mirrored == newer
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -18,8 +18,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from sfpubsub.auth.session import Session
 from sfpubsub.cli.main import run
 from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.errors import PermissionDeniedError
 from sfpubsub.rest import OrgReader
 from sfpubsub.spark.mirror.bounded import entry_row
 from sfpubsub.spark.mirror.columns import Columns
@@ -32,7 +34,7 @@ from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.folding import FLAGS
 from sfpubsub.spark.tables.records import Cue, Reason
 from sfpubsub.spark.tables.target import Place
-from tests.rest.support import reader_of
+from tests.rest.support import QUICK, reader_of
 from tests.spark.conftest import TABLE_FORMAT
 
 ORDERS = 30
@@ -186,6 +188,39 @@ def test_verify_prints_differences_and_fails_if_any_is_unexplained(
     assert "30 records compared, 1 difference, 1 unexplained" in done.stderr
 
 
+def test_verify_refuses_if_records_may_be_hidden(
+    emulator: EmulatorServer,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+):
+    """Without View All, `mirror verify` compares nothing and exits with 3. If the right is
+    withdrawn for some time during a comparison, this ends with an error, too.
+    """
+    clerk = "clerk@example.com"
+    emulator.accounts.put_user(clerk, view_all=False)
+    token = emulator._sessions.issue(clerk)
+    monkeypatch.setenv("SFPUBSUB_INSTANCE_URL", emulator.instance_url)
+    monkeypatch.setenv("SFPUBSUB_ACCESS_TOKEN", token)
+    monkeypatch.setenv("SFPUBSUB_TENANT_ID", emulator.tenant_id)
+    assert run(["mirror", "verify", "Order__c", "--to", str(tmp_path / "lake")]) == 3
+    assert "View All" in capsys.readouterr().err
+
+    lake = Lake(spark, emulator, tmp_path / "lake")
+    lake.rows[lake.ids[0]]["Name"] = "old"
+    lake.write()
+    emulator.accounts.put_user(clerk, view_all=True)
+    session = Session(token, emulator.instance_url, emulator.tenant_id)
+    reader = OrgReader(session, timings=QUICK)
+    found = Verification(spark, reader, lake.path, "Order__c", TABLE_FORMAT).differences()
+    assert next(found).record_id == lake.ids[0]
+    for view_all in (False, True):
+        emulator.accounts.put_user(clerk, view_all=view_all)
+    with pytest.raises(PermissionDeniedError, match="withdrawn for some time"):
+        list(found)
+
+
 def _plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("SFPUBSUB")}
 
@@ -209,6 +244,24 @@ def test_a_signal_is_stored_in_the_mailbox_of_the_target(
     (found,) = Mailbox(None, Place.parse(tmp_path, TABLE_FORMAT)).waiting()
     assert (found.kind, found.entity, found.where) == wanted
     assert printed["id"] == found.id
+
+
+def test_a_confirmation_carries_the_number_that_is_shown(tmp_path: Path, capsys: Any):
+    """`mirror signal --confirm-deletes` shows how many rows wait, and confirms only that number. If
+    none do, it sends nothing.
+    """
+    command = ["mirror", "signal", "--to", str(tmp_path), "--confirm-deletes", "Account"]
+    mailbox = Mailbox(None, Place.parse(tmp_path, TABLE_FORMAT))
+    assert run(command) != 0
+    assert mailbox.waiting() == []
+    mailbox.show_parked({"Account": 12, "Contact": 3})
+    capsys.readouterr()
+    assert run(command) == 0
+    shown = capsys.readouterr()
+    (found,) = mailbox.waiting()
+    assert (found.kind, found.entity, found.rows) == ("confirm", "Account", 12)
+    assert json.loads(shown.out)["rows"] == 12
+    assert "12 rows of Account" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ class Writer(Protocol):
 class SidecarStore(Protocol):
     """The part of `sfpubsub.spark.ingest.sidecars.Sidecars` that the ingest loop needs."""
 
-    def keep_gaps(self, gaps: Sequence[Gap]) -> None:
+    def keep_gaps(self, gaps: Sequence[Gap]) -> object:
         """Store gaps durably."""
         ...
 

@@ -175,15 +175,19 @@ class Sidecars:
                 self._kept.add(schema_id)
         return lacking
 
-    def keep_gaps(self, gaps: Sequence[Gap]) -> None:
+    def keep_gaps(self, gaps: Sequence[Gap]) -> list[str]:
         """Store gaps durably. Call it before anything received after them is written.
 
         If a job dies before it has written anything after a gap, it encounters the same gap again
         after the restart. The gap is stored only once.
 
+        Returns:
+            The names of the stored gaps; see `gap_names`.
+
         Raises:
             WriteError: The gaps could not be stored.
         """
+        names = []
         for gap in gaps:
             record: dict[str, object] = {
                 "subscription": gap.subscription,
@@ -195,11 +199,13 @@ class Sidecars:
             if gap.entity is not None:
                 record["entity"] = gap.entity
             name = _name_of(record)
+            names.append(name)
             files = self._gaps or self._files(GAPS_NAME)
             if files.read(name) is None:
                 files.make()
                 record |= {"rpc_id": gap.rpc_id, "noted_at": self._clock()}
                 files.replace(name, _line(record))
+        return names
 
     def gaps(self) -> list[KeptGap]:
         """Return all stored gaps. A gap that occurs again has the same name.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -162,6 +162,10 @@ class Fetching:
         (entity, future), self._under_way = self._under_way, None
         error = future.exception()
         return Ended(entity, None if isinstance(error, StoppedError) else error)
+
+    def put_back(self, entity: str, markers: Sequence[Marker]) -> None:
+        """Make the pieces that `take` has returned wait again, as the first ones."""
+        self._ready.extendleft((entity, marker) for marker in reversed(markers))
 
     def take(self) -> tuple[str, list[Marker]] | None:
         """Remove the waiting pieces of one read; return its object and the markers of the pieces.

@@ -42,6 +42,9 @@ READ_TYPE = pa.struct(
 )
 READ = pa.schema([("_read", READ_TYPE)])
 
+# Kind of an output row: the new state of a record that counts as deleted only by its absence.
+GONE = "gone"
+
 # Kinds of input rows, in the order in which those of one record are processed.
 BEFORE, ENTRY, FOUND, ABSENT, CHANGE = range(5)
 
@@ -78,6 +81,10 @@ class Merging:
     """The newest read of the whole object that was merged completely; None before the first."""
     unread: tuple[int, ...] = ()
     """Indexes of the columns that the read did not select; see `Columns.unread`."""
+    by_id: bool = False
+    """Whether `read` requested its records by id."""
+    twice: bool = True
+    """See `merge_absence`."""
 
     @property
     def input(self) -> pa.Schema:
@@ -110,8 +117,8 @@ def merge_rows(rows: Iterable[pa.RecordBatch], merging: Merging) -> Iterator[pa.
         merging: The parameters.
 
     Yields:
-        Batches with the schema `Merging.output`: the new row of each changed record (`CURRENT`),
-        and one row for each new queue entry (`CUE`).
+        Batches with the schema `Merging.output`: the new row of each changed record (`CURRENT`, or
+        `GONE` for a deletion by absence), and one row for each new queue entry (`CUE`).
     """
     made: list[tuple[Any, ...]] = []
     for record_id, known in _by_record(rows, merging):
@@ -268,7 +275,8 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
         return
     found = outcome.mirrored
     if found is not None and found is not known.mirrored:
-        yield (*row_of(record_id, found.record), struct_of(found.read), CURRENT)
+        kind = GONE if outcome.by_absence else CURRENT
+        yield (*row_of(record_id, found.record), struct_of(found.read), kind)
     nothing = [None] * len(merging.types)
     for entry in outcome.added:
         yield (*cue_row(record_id, entry.cue, nothing), None, CUE)
@@ -286,7 +294,15 @@ def _outcome(record_id: str, known: _Known, merging: Merging) -> Outcome | None:
     if known.read is None:
         return None  # this row was looked up, but the read does not cover it
     if known.row is None:
-        return merge_absence(record_id, known.mirrored, known.read, entries, merging.newest)
+        return merge_absence(
+            record_id,
+            known.mirrored,
+            known.read,
+            entries,
+            merging.newest,
+            by_id=merging.by_id,
+            twice=merging.twice,
+        )
     return merge_row(
         merging.fields,
         record_id,

@@ -27,8 +27,9 @@ from sfpubsub.errors import (
     WriteError,
 )
 from sfpubsub.rest import ObjectDescription, OrgReader
-from sfpubsub.spark.ingest.sidecars import KeptGap
+from sfpubsub.spark.ingest.sidecars import KeptGap, Sidecars
 from sfpubsub.spark.mirror import planning
+from sfpubsub.spark.mirror.absences import Safeguards
 from sfpubsub.spark.mirror.agenda import Agenda
 from sfpubsub.spark.mirror.budget import Budget
 from sfpubsub.spark.mirror.failures import Failures, Scope, can_resume, scope_of
@@ -41,7 +42,7 @@ from sfpubsub.spark.mirror.notes import Ask, Merge, Remove, Sweep
 from sfpubsub.spark.mirror.planning import Wanted
 from sfpubsub.spark.mirror.reading import OrgReads, Reading
 from sfpubsub.spark.mirror.reads import AsOf, Read
-from sfpubsub.spark.mirror.rights import check_rights
+from sfpubsub.spark.mirror.rights import Rights, check_object, check_rights
 from sfpubsub.spark.mirror.selection import Selection
 from sfpubsub.spark.mirror.selection_watch import SelectionWatch
 from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
@@ -58,7 +59,7 @@ from sfpubsub.spark.tables.engine import EventTables
 from sfpubsub.spark.tables.records import Reason
 from sfpubsub.spark.tables.steps import Follower
 from sfpubsub.spark.tables.target import Target
-from sfpubsub.types import Gap
+from sfpubsub.types import Gap, ReplayId
 
 _log = logging.getLogger("sfpubsub.spark")
 
@@ -89,6 +90,7 @@ class Mirror:
         report_gap: Stores and reports a gap that the mirror finds (`MirrorStream.report_gap`). With
             None, it is only logged.
         on_progress: Called with each progress message.
+        safeguards: What stands between an absence and a deleted row. Tests take parts out.
         clock: Monotonic clock in seconds, for measuring `MirrorSettings.margin`.
         wall: Wall clock in seconds since the epoch, for schedules.
 
@@ -109,12 +111,14 @@ class Mirror:
         selection: Callable[[], Selection] | None = None,
         report_gap: Callable[[Gap], object] | None = None,
         on_progress: Callable[[str], None] | None = None,
+        safeguards: Safeguards | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.settings: MirrorSettings = settings or MirrorSettings()
         self._reader = reader
         self._say = on_progress or (lambda _: None)
+        self._safeguards = safeguards or Safeguards()
         self._clock, self._wall = clock, wall
         self._objects = list(dict.fromkeys(objects))
         self._named = frozenset(objects)
@@ -136,6 +140,8 @@ class Mirror:
         self._is_held = False
         self._signals_at = float("-inf")
         self._tell_gap = report_gap
+        self._position: ReplayId | None = None
+        self._shown: dict[str, int] | None = None
         with ExitStack() as opened:
             self._engine = opened.enter_context(
                 EventTables(
@@ -181,6 +187,16 @@ class Mirror:
                 )
             )
             self._since = Since(self.tables)
+            self._rights = Rights(
+                reader,
+                self.tables.queue,
+                Sidecars(spark, raw, clock=wall),
+                self.waiting,
+                lambda name: self._ask(name, Reason.GAP, forgets_absences=True),
+                self._say,
+                clock=clock,
+                wall=wall,
+            )
             self._signals = Signals(Mailbox(target.spark, target.place), reader)
             for name in self._objects:
                 self._open(name)
@@ -195,7 +211,7 @@ class Mirror:
 
     def _follower(self, target: Target) -> Follower:
         self.tables: MirrorTables = MirrorTables(
-            target, self._describe, self.settings.deletes, self._wall
+            target, self._describe, self.settings.deletes, self._wall, self._safeguards
         )
         return self.tables
 
@@ -240,7 +256,8 @@ class Mirror:
         Raises:
             WriteError: A step failed. The next process completes it.
             SfPubSubError: The stream failed, nobody is signed in, or an object that was never
-                mirrored cannot be mirrored. With *once*, also if the org no longer has an object.
+                mirrored cannot be mirrored. With *once*, also if the org no longer has an object,
+                or if the user may not see every record.
         """
         self.begin()
         if once:
@@ -253,6 +270,8 @@ class Mirror:
                 if parked := self._parked():
                     raise ConfigurationError("; ".join(map(self._why_gone, parked)))
                 return
+            if once and self._fetching.is_idle and self._hand.is_through(state.written):
+                self._rights.check_present(self._objects)
             self._stopping.wait(_POLL)
 
     def begin(self) -> None:
@@ -318,6 +337,10 @@ class Mirror:
             or self._ask_for_objects()
         ):
             return True
+        self._position = None if state.health is None else state.health.last_position
+        present = [name for name in self._objects if name not in self._parked()]
+        if self._safeguards.rights and self._rights.is_due(present):
+            self._check_rights(present)
         while True:
             merge = self._fetching.has_pieces
             turn = self._turns.next(events=events, merge=merge, reads=self._possible_reads())
@@ -351,6 +374,7 @@ class Mirror:
                 self._ledger.of(name).newest is not None
                 and not self._hand.entries().get(name)
                 and name not in self._unchecked
+                and self._is_visible(name)
                 for name in self._objects
                 if name not in self._parked()
             )
@@ -389,9 +413,17 @@ class Mirror:
                     queued=len(entries.get(name, ())),
                     oldest_entry=oldest.get(name),
                     read_at=account.read_at,
+                    parked_rows=len(self.tables.queue.parked(name)),
                 )
             )
         self._statuses = tuple(found)
+        parked = {each.entity: each.parked_rows for each in found if each.parked_rows}
+        if parked != self._shown:
+            for name, rows in parked.items():
+                if rows > (self._shown or {}).get(name, 0):
+                    _log.warning("%s", _parked_text(name, rows))
+            self._signals.show_parked(parked)
+            self._shown = parked
 
     # Requests.
 
@@ -437,6 +469,15 @@ class Mirror:
             )
         elif signal.kind == "reread":
             self._ask(name, Reason.ASKED, self._signals.ids(signal))
+        elif signal.kind == "confirm":
+            parked = self.tables.queue.parked(name)
+            if len(parked) > (signal.rows or 0):
+                raise ConfigurationError(
+                    f"{len(parked)} rows of {name} wait for a confirmation by now, but only "
+                    f"{signal.rows} were confirmed: send the signal again to confirm them all"
+                )
+            if parked:
+                self._ask(name, Reason.CONFIRMED, parked)
         elif not self._drop(name):
             return False
         elif signal.kind == "remove":
@@ -452,6 +493,7 @@ class Mirror:
         self._objects.remove(name)
         self.tables.remove(name)
         self._failures.forget(name)
+        self._rights.forget(name)
         self._say(f"{name} is no longer mirrored; its rows stay as they are")
 
     # Objects that come and go.
@@ -472,17 +514,19 @@ class Mirror:
         return False
 
     def _check(self, name: str) -> None:
+        is_new = name in self._named and self._ledger.of(name).merged == 0
         try:
-            check_rights(self._reader, [name])
+            if is_new and self._safeguards.rights:
+                check_rights(self._reader, [name])
+            else:  # rights that were withdrawn since then are found by `Rights`
+                check_object(self._reader, name)
         except SfPubSubError as error:
             scope = scope_of(error)
-            is_new = name in self._named and self._ledger.of(name).merged == 0
             if scope in (Scope.OBJECT, Scope.GONE) and is_new and not error.retryable:
                 self._refuse(name, error)
             self._fail(name, error)
             return
         self._unchecked.remove(name)
-        self.waiting.end(name, Why.RIGHTS)
         if self._failures.is_there(name):
             self._say(f"{name}: the org has it again, so all its records are reread")
             self._ask(name, Reason.GAP)
@@ -604,9 +648,51 @@ class Mirror:
                 return True
         return False
 
-    def _ask(self, name: str, reason: Reason, ids: Sequence[str] | None = None) -> None:
-        record_ids = None if ids is None else tuple(ids)
-        self._hand.do(Ask(name, record_ids, reason, self._hand.applied_seq(), self._wall()))
+    def _ask(
+        self,
+        name: str,
+        reason: Reason,
+        ids: Sequence[str] | None = None,
+        *,
+        forgets_absences: bool = False,
+    ) -> None:
+        seq, record_ids = self._hand.applied_seq(), None if ids is None else tuple(ids)
+        note = Ask(name, record_ids, reason, seq, self._wall(), forgets_absences=forgets_absences)
+        self._hand.do(note)
+
+    # Rights.
+
+    def _check_rights(self, names: Sequence[str]) -> bool:
+        """Check the user's rights now. Return False if the org cannot be asked."""
+        if not self._failures.may_ask(self._clock()):
+            return False
+        try:
+            self._rights.check(names, self._position)
+        except SfPubSubError as error:
+            if scope_of(error) is not Scope.ORG:
+                raise
+            self._failures.failed_all(error, self._clock())
+            return False
+        return True
+
+    def _absences_count(self, name: str, markers: Sequence[Marker]) -> bool | None:
+        """Return whether the absences of a read count whose last piece is ready to be merged.
+
+        True if the pieces contain no absences. None if the org cannot be asked now.
+        """
+        last, safeguards = markers[-1], self._safeguards
+        has_absences = any(each.absent for each in markers) if last.kind == "ids" else last.is_last
+        if not has_absences or not (safeguards.rights or safeguards.twice):
+            return True
+        if not self._check_rights([name]):
+            return None
+        if last.kind != "ids" and not safeguards.rights:
+            return True  # such a read deletes nothing if two are needed
+        return self._rights.stands(name, last.epoch)
+
+    def _is_visible(self, name: str) -> bool:
+        """Return whether the user may see every record of an object, as of the last check."""
+        return not self._safeguards.rights or self._rights.is_held(name)
 
     # Reads.
 
@@ -618,8 +704,14 @@ class Mirror:
         names = [
             name
             for name in self._objects
-            if not self._fetching.has(name) and self._failures.may_read(name, clock)
+            if not self._fetching.has(name)
+            and self._failures.may_read(name, clock)
+            and self._is_visible(name)
         ]
+        for name in names:
+            last = self._fetching.unfinished(name)
+            if last is not None and last.epoch != self._rights.epoch(name):
+                self._fetching.give_up(name)
         left = {name: self._fetching.unfinished(name) for name in names}
         found = [Wanted(name, last.kind) for name, last in left.items() if last is not None]
         records = {name: self._ledger.of(name).records for name in names}
@@ -663,7 +755,8 @@ class Mirror:
         return False
 
     def _sweeps(self) -> list[Wanted]:
-        accounts = [(name, self._ledger.of(name)) for name in self._objects]
+        names = [name for name in self._objects if self._is_visible(name)]
+        accounts = [(name, self._ledger.of(name)) for name in names]
         return [Wanted(name, "sweep") for name in self._agenda.to_sweep(accounts, self._wall())]
 
     def _start(self, wanted: Wanted, now: AsOf, last: Marker | None) -> None:
@@ -672,7 +765,7 @@ class Mirror:
         if name not in self._described:
             self.tables.objects[name].describe()
         has_bin = self._described[name].field("IsDeleted") is not None
-        reading = Reading(self.tables.objects[name].columns, log, has_bin)
+        reading = Reading(self.tables.objects[name].columns, log, has_bin, self._rights.epoch(name))
 
         def read() -> Iterator[Marker]:
             if last is not None:
@@ -715,6 +808,12 @@ class Mirror:
             return False
         name, markers = found
         marker = markers[-1]
+        do_count = self._absences_count(name, markers)
+        if do_count is None:
+            self._fetching.put_back(name, markers)
+            return False
+        if not do_count and marker.kind != "object":
+            return True  # the records are read again when the right is back
         account, now = self._ledger.of(name), self._wall()
         if marker.kind == "sweep":  # compared as a whole, after its last piece
             if marker.is_last:
@@ -743,7 +842,7 @@ class Mirror:
             self._report = replace(self._report, records=self._report.records + size)
             if marker.kind == "object":
                 self._say(f"{name}: {_so_far(marker)} merged")
-        if marker.is_last and marker.kind == "object":
+        if marker.is_last and marker.kind == "object" and do_count:
             self._hand.do(
                 replace(
                     merge,
@@ -763,6 +862,14 @@ class Mirror:
         self._described[name] = found = self._reader.describe(name)
         self._described_at[name] = self._clock()
         return found
+
+
+def _parked_text(name: str, rows: int) -> str:
+    return (
+        f"{name}: {rows} records are missing in the org, although no event has deleted them; their "
+        f"rows are kept. If they were deleted on purpose, run sfpubsub mirror signal "
+        f"--confirm-deletes {name}"
+    )
 
 
 def _so_far(marker: Marker) -> str:

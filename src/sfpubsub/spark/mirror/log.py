@@ -79,6 +79,12 @@ class Marker:
     """Number of rows in this piece, including those of records that were not returned."""
     deleted: int = 0
     """Number of rows of the read so far that are of deleted records."""
+    absent: int = 0
+    """Number of records in this piece that were requested by id, but not returned."""
+    epoch: int = 0
+    """When the read began: how often the user's right to see every record had been interrupted
+    (`Held.epoch`).
+    """
     lowest: str | None = None
     highest: str | None = None
     """Lowest and highest id of the records in this piece; None if it has no rows, or was written by

@@ -16,7 +16,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -33,9 +33,12 @@ _log = logging.getLogger("sfpubsub.spark")
 
 MAILBOX_NAME = "_mailbox"
 
-Kind = Literal["reread", "pause", "resume", "add", "remove", "abandon-read"]
+Kind = Literal["reread", "pause", "resume", "add", "remove", "abandon-read", "confirm"]
 
 _SIGNAL, _MARK = ".json", ".done"
+
+# File in which the mirror says how many rows wait for a confirmation.
+_PARKED = "parked"
 
 # Allowed ids: an id is used as a file name.
 _ID = re.compile(r"[0-9A-Za-z-]{1,100}")
@@ -58,7 +61,7 @@ class Signal:
     kind: Kind
     """What to do: ``reread`` records of an object, ``add`` or ``remove`` an object, or give up its
     read (``abandon-read``); or ``pause`` or ``resume`` reads and merges. During a pause, events are
-    still written to the raw table.
+    still written to the raw table. ``confirm`` that the parked rows of an object may be deleted.
     """
     entity: str | None = None
     """The object; None for ``pause`` and ``resume``."""
@@ -66,6 +69,10 @@ class Signal:
     """For ``reread``: a SOQL condition; None means all records."""
     id: str = field(default_factory=_new_id)
     """Unique id. A sender that repeats a signal must use the same id."""
+    rows: int | None = None
+    """For ``confirm``: the number of parked rows that was shown to the user. If more are parked by
+    then, the mirror deletes none.
+    """
 
 
 class Mailbox:
@@ -104,8 +111,29 @@ class Mailbox:
             )
         if self._files.read(f"{signal.id}{_MARK}") is None:
             self._files.make()
-            content = {"kind": signal.kind, "entity": signal.entity, "where": signal.where}
+            names = ("kind", "entity", "where", "rows")
+            content = {name: getattr(signal, name) for name in names}
             self._files.replace(f"{signal.id}{_SIGNAL}", json.dumps(content))
+
+    def show_parked(self, rows: Mapping[str, int]) -> None:
+        """Tell senders how many rows of each object are parked; objects without any are left out.
+
+        Raises:
+            WriteError: It could not be stored.
+        """
+        text = json.dumps(dict(rows))
+        if rows or self._files.read(_PARKED) is not None:
+            self._files.make()
+            self._files.replace(_PARKED, text)
+
+    def parked(self) -> dict[str, int]:
+        """Return how many rows of each object the mirror has parked, as it said last.
+
+        Raises:
+            ConfigurationError: The directory cannot be read.
+        """
+        text = self._files.read(_PARKED)
+        return {} if text is None else dict(json.loads(text))
 
     def waiting(self) -> list[Signal]:
         """List the directory, and return the signals not marked as done, in order of arrival.
@@ -165,10 +193,13 @@ def _signal(signal_id: str, text: str) -> Signal | None:
     if not isinstance(found, dict) or found.get("kind") not in get_args(Kind):
         return None
     entity, where = found.get("entity"), found.get("where")
+    rows = found.get("rows")
     needs_object = found["kind"] not in ("pause", "resume")
     if isinstance(entity, str) != needs_object or not (where is None or isinstance(where, str)):
         return None
-    return Signal(found["kind"], entity, where, signal_id)
+    if isinstance(rows, int) != (found["kind"] == "confirm"):
+        return None
+    return Signal(found["kind"], entity, where, signal_id, rows)
 
 
 def _files(spark: SparkSession | None, place: Place) -> Files:

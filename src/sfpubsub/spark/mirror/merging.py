@@ -15,8 +15,11 @@ not match, and is skipped.
 change, merging the row reverts the change. So every such change has a queue entry, which is closed
 only by a read that began at least one margin later (`reads.heals`).
 
-**Absence.** A record that a read does not return counts as deleted only if no event about it
-arrived after the as-of. Otherwise it may have been created or restored since.
+**Absence.** A record that a read does not return may be deleted, or hidden from the user, or left
+out. So it is marked at first, and counts as deleted only if a second read, by its id, does not
+return it either. The second read must have begun a margin after the mark was durable. Neither read
+counts if an event about the record arrived after its as-of, because the record may have been
+created or restored since. An event, or another read that returns the record, voids the first read.
 
 **Order.** Events up to a read's as-of are applied before the read is merged. An older read merged
 after a newer one changes nothing. Invariant: a row that may differ from the org, other than in
@@ -30,7 +33,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sfpubsub.spark.mirror.reads import Entry, Read, Row, heals
-from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, Record
+from sfpubsub.spark.tables.records import (
+    Change,
+    Cue,
+    Fields,
+    Fold,
+    Reason,
+    Record,
+)
 
 # This package's change type for a record whose state comes from a read.
 READ = "READ"
@@ -59,6 +69,10 @@ class Outcome:
     healed: tuple[Entry, ...] = ()
     """The record's own entries that the merged read closes. Remove them only after the record is
     durable.
+    """
+    by_absence: bool = False
+    """Whether the record counts as deleted only because reads did not return it. The caller decides
+    whether to believe that (absences.py), and otherwise uses `parked`.
     """
 
 
@@ -126,6 +140,9 @@ def merge_row(
         raise AssertionError("bug in sfpubsub: a known record was lost while changes were applied")
     found = [Entry(record_id, cue) for cue in fold.cues]
     added = [each for each in found if each not in open_entries and not heals(read, each)]
+    if any(_is_parked(each, record_id) for each in open_entries):
+        # Parked after this read began, but there after all: a further read closes the entry.
+        added.append(Entry(record_id, Cue(Reason.SWEEP, None, None, read.as_of.ingest_seq)))
     return Outcome(Mirrored(fold.record, read), tuple(added), healed)
 
 
@@ -144,6 +161,9 @@ def merge_absence(
     read: Read,
     entries: Sequence[Entry],
     newest: Read | None = None,
+    *,
+    by_id: bool,
+    twice: bool = True,
 ) -> Outcome:
     """Update the state of a record that a read covers but did not return.
 
@@ -151,27 +171,98 @@ def merge_absence(
         record_id: Id of the record.
         mirrored: The state known so far; None for an unknown record.
         read: The read. It either requested the record by its id, or belongs to a read of all the
-            object's records, including deleted ones. The user who made it must be able to see
-            every record.
+            object's records, including deleted ones. The user who made it must have been able to
+            see every record, from the first read to this one.
         entries: Open entries that concern the record.
         newest: The newest merged read of all the object's records, or of a part of them that
             includes the record; None before the first.
+        by_id: Whether the read requested the record by its id. Only such a read can be the second.
+        twice: Whether one absence is not enough. Only tests of the other safeguards say False.
     """
     if is_outdated(read, mirrored, newest):
         return Outcome(mirrored)
     healed, open_entries = _sorted_out(record_id, read, entries)
     if mirrored is None:
         return Outcome(None, (), healed)
+    seq = read.as_of.ingest_seq
     if not proves_deletion(mirrored, read, open_entries):
-        return Outcome(mirrored)
+        # If this read has closed the only entry of a row that is still marked, read it once more.
+        again = (Entry(record_id, Cue(Reason.SWEEP, None, None, seq)),) if healed else ()
+        return Outcome(mirrored, again, healed)
     old = mirrored.record
-    is_sound = old.is_complete and old.reread_reason is None
-    gone = replace(old, is_deleted=True, is_complete=is_sound, reread_reason=None, change_type=READ)
-    fold = Fold(Fields((), {}, {}), _placed(gone, mirrored, read))
+    standing = _standing(record_id, old, entries, healed) if twice else Reason.CONFIRMED
+    is_gone = standing is Reason.CONFIRMED or (standing is Reason.ABSENT and by_id)
+    if old.is_deleted or is_gone:
+        left = replace(old, is_deleted=True, is_complete=old.is_sound, reread_reason=None)
+    else:
+        reason = Reason.PARKED if standing is Reason.PARKED else Reason.ABSENT
+        left = replace(old, is_complete=old.is_sound, reread_reason=reason)
+    fold = Fold(Fields((), {}, {}), _placed(replace(left, change_type=READ), mirrored, read))
     _apply(fold, (), [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
         raise AssertionError("bug in sfpubsub: a known record was lost while changes were applied")
-    return Outcome(Mirrored(fold.record, read), (), healed)
+    found = Mirrored(fold.record, read)
+    if old.is_deleted:
+        return Outcome(found, (), healed)
+    if is_gone:
+        confirmed = twice and standing is Reason.CONFIRMED
+        return Outcome(found, (), healed, by_absence=not confirmed)
+    added: tuple[Entry, ...] = (Entry(record_id, Cue(reason, None, None, seq)),)
+    if any(
+        each.record_id == record_id and each.cue.reason.is_about_absence for each in open_entries
+    ):
+        added = ()  # a later read is waited for already
+    return Outcome(found, added, healed)
+
+
+def _standing(
+    record_id: str, record: Record, entries: Iterable[Entry], healed: Iterable[Entry]
+) -> Reason | None:
+    """Return how far the absence of a record was established by earlier reads.
+
+    Return ABSENT after a first read, PARKED if a second one was not believed, CONFIRMED if a user
+    has confirmed it since, and None if there was no such read, or if it no longer counts: because
+    of a later event, or because the record was read since.
+
+    Args:
+        record_id: Id of the record.
+        record: The record.
+        entries: All open entries that concern the record.
+        healed: Its own entries that the present read closes.
+    """
+    if record.reread_reason not in (Reason.ABSENT, Reason.PARKED):
+        return None
+    events = [
+        each.cue.ingest_seq for each in entries if each.record_id == record_id and not each.asked
+    ]
+    last = max([record.ingest_seq, *events])
+    known = {
+        each.cue.reason
+        for each in healed
+        if each.cue.reason is Reason.CONFIRMED or each.cue.ingest_seq >= last
+    }
+    if not known & {Reason.ABSENT, Reason.PARKED}:
+        return None
+    order = (Reason.CONFIRMED, Reason.PARKED, Reason.ABSENT)
+    return next((reason for reason in order if reason in known), None)
+
+
+def parked(record_id: str, outcome: Outcome) -> Outcome:
+    """Return *outcome* for a record that counts as deleted by absence, but must not be deleted.
+
+    The record stays as it was, and is marked until a read returns it, or a user confirms.
+    """
+    found = outcome.mirrored
+    if found is None or not outcome.by_absence:
+        raise AssertionError("bug in sfpubsub: only a deletion by absence can be parked")
+    record = replace(found.record, is_deleted=False, reread_reason=Reason.PARKED)
+    cue = Cue(Reason.PARKED, None, None, record.ingest_seq)
+    added = (*outcome.added, Entry(record_id, cue))
+    return replace(outcome, mirrored=replace(found, record=record), added=added, by_absence=False)
+
+
+def _is_parked(entry: Entry, record_id: str) -> bool:
+    return entry.record_id == record_id and entry.cue.reason is Reason.PARKED
 
 
 def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> bool:

@@ -32,6 +32,7 @@ from sfpubsub.spark.mirror.folding import (
     CHANGE,
     ENTRY,
     FOUND,
+    GONE,
     PARTS,
     READ,
     READ_TYPE,
@@ -43,7 +44,7 @@ from sfpubsub.spark.mirror.folding import (
 from sfpubsub.spark.mirror.log import rows_in
 from sfpubsub.spark.raw.frames import spark_schema, sql_text
 from sfpubsub.spark.tables.folding import CURRENT, FLAGS
-from sfpubsub.spark.tables.records import Fields
+from sfpubsub.spark.tables.records import Fields, Reason
 from sfpubsub.spark.tables.target import Target, parquet_of
 
 _log = logging.getLogger("sfpubsub.spark")
@@ -266,9 +267,25 @@ class MirroredObject:
                 found.append(parquet_of(made))
         return found
 
-    def current(self, merged: DataFrame) -> DataFrame:
-        """Extract the new rows of the object's table from the output of the merge rule."""
-        return merged.where(f.col("_kind") == CURRENT).selectExpr(*self._own())
+    def current(self, merged: DataFrame, *, are_parked: bool = False) -> DataFrame:
+        """Extract the new rows of the object's table from the output of the merge rule.
+
+        Args:
+            merged: The output.
+            are_parked: Whether to leave records that count as deleted only by their absence as they
+                are, marked; see `merging.parked`.
+        """
+        rows = merged.where(f.col("_kind").isin(CURRENT, GONE))
+        if are_parked:
+            values = {
+                "_is_deleted": f.lit(False),
+                "_reread": f.lit(True),
+                "_reread_reason": f.lit(str(Reason.PARKED)),
+            }
+            is_gone = f.col("_kind") == GONE
+            for name, value in values.items():
+                rows = rows.withColumn(name, f.when(is_gone, value).otherwise(f.col(name)))
+        return rows.selectExpr(*self._own())
 
     def marked(self, reason: Any, ids: DataFrame | None = None) -> DataFrame:
         """Return the table rows that have to be marked for rereading, with the mark set.

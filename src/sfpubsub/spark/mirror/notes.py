@@ -74,6 +74,10 @@ class Ask:
     applied_seq: int
     """``ingest_seq`` of the newest raw row that was applied."""
     at: float
+    forgets_absences: bool = False
+    """Whether absences that were found before no longer count, because the user's right to see
+    every record was interrupted.
+    """
 
     def to_note(self) -> dict[str, Any]:
         """Convert the note to the dictionary that the step's plan stores (`StepPlan.note`)."""

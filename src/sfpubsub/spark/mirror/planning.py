@@ -54,13 +54,15 @@ def wanted_reads(
 
 def _wanted(entity: str, entries: Sequence[Entry], now: Read) -> Wanted | None:
     ids: dict[str, None] = {}
+    doubtful = 0
     for each in entries:
         if not heals(now, each):
             continue
         if each.record_id is None or each.is_about_all:
             return Wanted(entity, "object")
         ids[each.record_id] = None
-        if len(ids) > MOST_IDS:
+        doubtful += not each.cue.reason.is_about_absence  # only a read by id decides the others
+        if doubtful > MOST_IDS:
             return Wanted(entity, "object")
     return Wanted(entity, "ids", tuple(ids)[:IDS_AT_ONCE]) if ids else None
 

@@ -19,6 +19,8 @@ from typing import Any
 import pyarrow as pa
 
 from sfpubsub.avro.arrow_types import TIME
+from sfpubsub.rest.grants import Held
+from sfpubsub.spark.mirror.absences import Loss, kept
 from sfpubsub.spark.mirror.bounded import bounded
 from sfpubsub.spark.mirror.reads import Entry, Read, heals
 from sfpubsub.spark.raw.frames import sql_text
@@ -35,6 +37,8 @@ _GAPS = "gaps"
 
 # Name of the stored fact about the channel's members.
 _SELECTED = "selected"
+# Names of the stored facts about the user's rights, and about rows deleted by absence, by object.
+_RIGHTS, _LOSSES = "rights", "losses"
 
 
 class MirrorQueue:
@@ -75,6 +79,66 @@ class MirrorQueue:
     def keep_selected(self, known: Mapping[str, str | None]) -> None:
         """Store what is known about the channel's members, by object."""
         self._keep({_SELECTED: json.dumps(dict(known))})
+
+    def rights(self) -> dict[str, Held]:
+        """Return what is known about the user's right to see every record, by object."""
+        found = json.loads(self._table.facts().get(_RIGHTS, "{}"))
+        return {name: Held.from_json(each) for name, each in found.items()}
+
+    def keep_rights(self, held: Mapping[str, Held], gaps: Sequence[str] = ()) -> None:
+        """Store what is known about the user's right to see every record, by object.
+
+        Args:
+            held: What is known, of all objects.
+            gaps: Names of gaps that an interruption of the right has caused. They need no reread of
+                other objects (see `gaps`).
+        """
+        facts = {_RIGHTS: json.dumps({name: each.to_json() for name, each in held.items()})}
+        if gaps:
+            facts[_GAPS] = json.dumps(list(dict.fromkeys([*self.gaps(), *gaps])))
+        self._keep(facts)
+
+    def losses(self, entity: str) -> list[Loss]:
+        """Return the rows of an object that were deleted by absence, or parked, by step."""
+        found = json.loads(self._table.facts().get(_LOSSES, "{}"))
+        return [Loss(*each) for each in found.get(entity, ())]
+
+    def keep_loss(self, entity: str, loss: Loss) -> None:
+        """Store the rows that a step deletes by absence, or parks, before it changes the rows.
+
+        Losses that no longer count are removed.
+        """
+        found = json.loads(self._table.facts().get(_LOSSES, "{}"))
+        left = [each for each in kept(self.losses(entity), loss.at) if each.step != loss.step]
+        found[entity] = [[each.step, each.at, each.rows] for each in (*left, loss)]
+        self._keep({_LOSSES: json.dumps(found)})
+
+    def parked(self, entity: str) -> list[str]:
+        """Return the ids of the records of an object whose deletion waits for a confirmation."""
+        reason = str(Reason.PARKED)
+        return sorted(
+            {
+                row["record_id"]
+                for row in self._open()
+                if row["entity_name"] == entity and row["reason"] == reason and row["record_id"]
+            }
+        )
+
+    def forget_absences(self, entity: str, step: int) -> None:
+        """Remove the entries about absences that earlier reads found, as part of a step."""
+        reasons = [str(each) for each in Reason if each.is_about_absence]
+        left = [
+            row
+            for row in self._open()
+            if row["entity_name"] != entity or row["reason"] not in reasons
+        ]
+        if len(left) == len(self._open()):
+            return
+        condition = f"entity_name = {sql_text(entity)}"
+        condition += f" AND reason IN ({', '.join(map(sql_text, reasons))})"
+        self._rows = self._entries = None
+        self._table.delete(condition, 2 * step + 1)
+        self._rows = left
 
     def _keep(self, changed: Mapping[str, str]) -> None:
         self._table.make(ENTRIES, {**self._table.facts(), **changed})
@@ -123,21 +187,27 @@ class MirrorQueue:
         self._table.delete(f"entity_name = {sql_text(entity)}", 2 * step + 1)
 
     def entries(self) -> dict[str, list[Entry]]:
-        """Return all open entries by object, in the order in which they were added."""
+        """Return all open entries by object, in the order in which they were added.
+
+        Those of parked records are left out: they wait for a user, not for a read.
+        """
         if self._entries is None:
             found: dict[str, list[Entry]] = {}
             for row in sorted(self._open(), key=lambda row: (row["step"], row["since_seq"])):
-                found.setdefault(row["entity_name"], []).append(entry_of(row))
+                if row["reason"] != str(Reason.PARKED):
+                    found.setdefault(row["entity_name"], []).append(entry_of(row))
             self._entries = found
         return self._entries
 
     def oldest(self) -> dict[str, float]:
         """Return when the oldest open entry of each object was added, in seconds since the epoch.
 
-        Objects without entries are left out.
+        Objects without entries are left out, and so are the entries that `entries` leaves out.
         """
         found: dict[str, float] = {}
         for row in self._open():
+            if row["reason"] == str(Reason.PARKED):
+                continue
             name, added = row["entity_name"], row["added_at"].timestamp()
             found[name] = min(found.get(name, added), added)
         return found

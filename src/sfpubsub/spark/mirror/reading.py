@@ -48,6 +48,8 @@ class Reading:
     log: ReadLog
     has_bin: bool
     """Whether the object has the field ``IsDeleted``."""
+    epoch: int = 0
+    """See `Marker.epoch`."""
 
     @property
     def entity(self) -> str:
@@ -103,7 +105,7 @@ class OrgReads:
             as_of: What the read is guaranteed to contain; the result of `reads.as_of`.
         """
         selected, filled = of.selected(wanted.kind), of.filled(wanted.kind)
-        marker = Marker(0, wanted.kind, as_of, selected=selected, filled=filled)
+        marker = Marker(0, wanted.kind, as_of, selected=selected, filled=filled, epoch=of.epoch)
         if wanted.kind == "ids":
             yield self._by_ids(wanted.record_ids, of, marker)
             return
@@ -148,7 +150,14 @@ class OrgReads:
             _with_flags(values.of_json(of.columns, part), part, found=is_found)
             for part, is_found in ((rows, True), (absent, False))
         ]
-        done = replace(marker, until=self._until(), rows=len(rows), size=len(found), is_last=True)
+        done = replace(
+            marker,
+            until=self._until(),
+            rows=len(rows),
+            size=len(found),
+            absent=len(absent),
+            is_last=True,
+        )
         return of.log.add(of.columns, parts, done)
 
     def _by_queries(self, of: Reading, marker: Marker) -> Iterator[Marker]:

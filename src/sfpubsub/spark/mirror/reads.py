@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sfpubsub.spark.tables.records import Cue
+from sfpubsub.spark.tables.records import Cue, Reason
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -131,6 +131,19 @@ class Entry:
         if self.is_about_all:
             return record_id.startswith((self.record_id or "").rstrip("*"))
         return self.record_id == record_id
+
+
+def numbered(entry: Entry, step: int) -> Entry:
+    """Return an entry that a merge added with the number of its step, if no event has caused it.
+
+    A merge adds such entries only because of what a read did or did not return.
+    """
+    return replace(entry, asked=step) if is_numbered(entry.cue.reason) else entry
+
+
+def is_numbered(reason: Reason) -> bool:
+    """Return whether no event causes entries that a merge adds for this reason."""
+    return reason is Reason.SWEEP or reason.is_about_absence
 
 
 def heals(read: Read, entry: Entry) -> bool:

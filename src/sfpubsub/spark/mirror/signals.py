@@ -6,6 +6,8 @@ mailbox until then. This module makes no decisions about records.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sfpubsub.rest import OrgReader
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
 from sfpubsub.spark.mirror.planning import MOST_IDS
@@ -45,6 +47,10 @@ class Signals:
             else:
                 found.append(signal)
         return [] if self._pauses else found
+
+    def show_parked(self, rows: Mapping[str, int]) -> None:
+        """Tell senders how many rows of each object wait for a confirmation (`Mailbox.parked`)."""
+        self._mailbox.show_parked(rows)
 
     def done(self, signal: Signal) -> None:
         """Record durably that a signal was processed."""

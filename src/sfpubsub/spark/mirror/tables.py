@@ -17,18 +17,20 @@ from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.mirror.absences import Loss, Safeguards, are_too_many
 from sfpubsub.spark.mirror.bounded import MOST_ENTRIES, entry_row, entry_rows
-from sfpubsub.spark.mirror.folding import Merging
+from sfpubsub.spark.mirror.folding import GONE, Merging
 from sfpubsub.spark.mirror.log import ReadLog
 from sfpubsub.spark.mirror.mirrored_object import Describe, MirroredObject
 from sfpubsub.spark.mirror.notes import Ask, Merge, Remove, Sweep, note_of
 from sfpubsub.spark.mirror.queue import ENTRIES, MirrorQueue, entry_of
-from sfpubsub.spark.mirror.reads import Entry, Read
+from sfpubsub.spark.mirror.reads import Entry, Read, is_numbered
 from sfpubsub.spark.mirror.settings import Deletes
 from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.tables.current import about_all_of, entity_of, unreadable_of
@@ -73,6 +75,7 @@ class MirrorTables:
         describe: Requests the describe result of an object from the org.
         deletes: What to do with the row of a deleted record.
         wall: Wall clock, in seconds since the epoch.
+        safeguards: What stands between an absence and a deleted row.
 
     Raises:
         ConfigurationError: The target's format cannot replace rows, or the target contains current
@@ -85,6 +88,7 @@ class MirrorTables:
         describe: Describe,
         deletes: Deletes,
         wall: Callable[[], float] = time.time,
+        safeguards: Safeguards | None = None,
     ) -> None:
         target.check_merge("the tables of a mirror")
         if target.table(QUEUE_NAME).exists() and not Queue(target).is_of_mirror():
@@ -95,6 +99,7 @@ class MirrorTables:
         self._target = target
         self._describe = describe
         self._deletes = deletes
+        self._safeguards = safeguards or Safeguards()
         self.queue: MirrorQueue = MirrorQueue(target, wall)
         self.queue.make()
         self._objects: dict[str, MirroredObject] = {}
@@ -201,7 +206,7 @@ class MirrorTables:
         number = step.plan.number
         rows = []
         for each in applied:
-            rows += _cue_rows(each.of.entity, each.merged, number)
+            rows += _cue_rows(each.of.entity, each.merged, number)[0]
             rows += [_row_about(each.of.entity, about, number) for about in each.about_all]
             if step.plan.kind == "again":  # a newer read may already have been merged
                 again = each.rows.selectExpr("explode(record_ids) AS record_id", "ingest_seq")
@@ -227,25 +232,53 @@ class MirrorTables:
             plan = step.decoding(found.event_type) if found.typed.exists() else None
             queued = self.queue.of(note.entity, number)
             about_all = [each for each in map(entry_of, queued) if each.is_about_all]
-            unread = found.columns.unread(note.filled)
             merging = found.merging(
-                plan, read=note.read, entries=about_all, newest=note.newest, unread=unread
+                plan,
+                read=note.read,
+                entries=about_all,
+                newest=note.newest,
+                by_id=note.kind == "ids",
+                twice=self._safeguards.twice,
+                unread=found.columns.unread(note.filled),
             )
             one = [row for row in queued if not entry_of(row).is_about_all]
             make = self._absent if note.is_last else self._returned
+            are_parked = False
             with ExitStack() as cached:
                 merged, new = make(note, found, merging, one, plan)
                 if merged is not None:
                     cached.callback(merged.persist().unpersist)
-                    self.queue.add(_cue_rows(note.entity, merged, number), number)
+                    are_parked = self._queue_cues(note, found, merged, number)
                     if isinstance(new, DataFrame) and note.size < _INSERT_FROM:
                         merged, new = merged.unionByName(new), None
                 if merged is not None:
-                    merged = found.current(merged)
+                    merged = found.current(merged, are_parked=are_parked)
                 if isinstance(new, DataFrame):
                     new = found.current(new)
                 self._take(found, number, merged=merged, new=new)
         self._heal(note, number)
+
+    def _queue_cues(
+        self, note: Merge, found: MirroredObject, merged: DataFrame, number: int
+    ) -> bool:
+        """Add the entries of a merge to the queue.
+
+        Returns:
+            Whether the records that count as deleted only by their absence are parked, because they
+            are too many. Then they have entries, too.
+        """
+        rows, gone = _cue_rows(note.entity, merged, number)
+        are_parked = False
+        if gone and self._safeguards.limit:
+            loss = Loss(number, note.at, len(gone))
+            live = found.table.read().where("NOT _is_deleted").count
+            are_parked = are_too_many(self.queue.losses(note.entity), loss, live)
+            self.queue.keep_loss(note.entity, loss)
+        if are_parked:
+            cue = Cue(Reason.PARKED, None, None, note.read.as_of.ingest_seq)
+            rows += [entry_row(note.entity, each, cue, number, asked=True) for each in gone]
+        self.queue.add(rows, number)
+        return are_parked
 
     def _returned(
         self,
@@ -363,6 +396,8 @@ class MirrorTables:
         ids = (None,) if note.record_ids is None else note.record_ids
         rows = [entry_row(note.entity, each, cue, number, asked=True) for each in ids]
         self.queue.add(rows, number)
+        if note.forgets_absences:
+            self.queue.forget_absences(note.entity, number)
         if Entry(None, cue).casts_doubt and note.record_ids is None:
             self._mark(found, note.reason, number)
 
@@ -464,10 +499,21 @@ def _ids_of(rows: DataFrame) -> DataFrame:
     return one.selectExpr("explode(record_ids) AS record_id").distinct()
 
 
-def _cue_rows(entity: str, merged: DataFrame, number: int) -> list[dict[str, Any]]:
-    """Extract the new rows of the reread queue from the output of the merge rule."""
-    rows = merged.where(f.col("_kind") == CUE).select(*_CUE).toArrow()
-    return entry_rows(entity, rows.rename_columns(_ENTRY), number)
+def _cue_rows(
+    entity: str, merged: DataFrame, number: int
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Extract the new rows of the reread queue from the output of the merge rule.
+
+    Also return the ids of the records that count as deleted only by their absence.
+    """
+    found = merged.where(f.col("_kind").isin(CUE, GONE)).select("_kind", *_CUE).toArrow()
+    is_gone = pc.equal(found["_kind"], GONE)
+    gone = found.filter(is_gone)["record_id"].to_pylist()
+    cues = found.filter(pc.invert(is_gone)).select(_CUE).rename_columns(_ENTRY)
+    reasons = pa.array([str(each) for each in Reason if is_numbered(each)])
+    by_read = pc.is_in(cues["reason"], value_set=reasons)
+    rows = entry_rows(entity, cues.filter(pc.invert(by_read)), number)
+    return rows + entry_rows(entity, cues.filter(by_read), number, asked=True), gone
 
 
 def _asked(rows: DataFrame, reason: Reason) -> pa.Table:

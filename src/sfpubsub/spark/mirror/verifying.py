@@ -21,10 +21,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from sfpubsub.errors import ConfigurationError
+from sfpubsub.errors import ConfigurationError, PermissionDeniedError
 from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.rest.reader import MOST_IDS
 from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.rights import present_grant
 from sfpubsub.spark.mirror.values import of_json
 from sfpubsub.spark.raw.frames import arrow_schema
 from sfpubsub.spark.tables.queue import QUEUE_NAME
@@ -104,8 +105,11 @@ class Verification:
 
         Raises:
             ConfigurationError: The table does not exist.
+            PermissionDeniedError: The user may not have been able to see every record, from the
+                beginning to the end. Then the differences prove nothing about missing records.
             SfPubSubError: The org could not be read; see `OrgReader`.
         """
+        grant = present_grant(self.reader, self.entity)
         sides = _Sides.of(self)
         swept = None if self.sample is not None else _ids(self.reader, sides.entity)
         for rows in self._rows(sides):
@@ -120,6 +124,12 @@ class Verification:
             for record_id, there in sides.rows_of_org(ids).items():
                 if there is not None:
                     yield from self._counted(sides.missing(record_id, there))
+        if not present_grant(self.reader, self.entity).continues(grant):
+            raise PermissionDeniedError(
+                f"the right to see every record of {self.entity} was withdrawn for some time "
+                f"during the comparison, so records that were not found may be hidden: compare "
+                f"again"
+            )
 
     def _counted(self, found: Difference | None) -> Iterator[Difference]:
         if found is None:

@@ -60,12 +60,28 @@ class Reason(enum.StrEnum):
     UNREPORTED = "unreported"
     """The record was created by an event, and the object has fields that no event reports."""
     SWEEP = "sweep"
-    """A list of ids from the org contains the record, but the table does not, or vice versa."""
+    """The org returned a record that the table does not contain, or did not return one that it
+    contains.
+    """
+    ABSENT = "absent"
+    """A read did not return the record, although no event has deleted it: a second one decides."""
+    PARKED = "parked"
+    """Two reads did not return the record, but too many others were missing, too: it is deleted
+    only if a user confirms that.
+    """
+    CONFIRMED = "confirmed"
+    """A user has confirmed that the missing record may be deleted, if it is still missing."""
 
     @property
     def casts_doubt(self) -> bool:
         """Whether fields reported by events may have wrong values until the record is reread."""
-        return self not in (Reason.ASKED, Reason.FORMULA, Reason.UNREPORTED, Reason.SWEEP)
+        harmless = (Reason.ASKED, Reason.FORMULA, Reason.UNREPORTED, Reason.SWEEP)
+        return self not in harmless and not self.is_about_absence
+
+    @property
+    def is_about_absence(self) -> bool:
+        """Whether only the record's existence is in question, not its values."""
+        return self in (Reason.ABSENT, Reason.PARKED, Reason.CONFIRMED)
 
 
 @dataclass(frozen=True)
@@ -220,6 +236,12 @@ class Record:
         """See `Change.order`."""
         return _order(self.commit_timestamp, self.commit_number, self.sequence_number)
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether all values are known and up to date, if the record exists."""
+        reason = self.reread_reason
+        return self.is_complete and (reason is None or reason.is_about_absence)
+
 
 @dataclass(frozen=True, slots=True)
 class Cue:
@@ -351,7 +373,7 @@ class Fold:
         last = [None] * len(self.fields.columns) if old is None else old.values
         if kind == "DELETE":
             # A deleted record cannot be reread, so nothing more will become known.
-            sound = old is not None and old.is_complete and old.reread_reason is None
+            sound = old is not None and old.is_sound
             return _record(change, last, is_deleted=True, is_complete=sound), None
         was_deleted = old is not None and old.is_deleted
         is_deleted = _DELETED.get(kind, was_deleted)
