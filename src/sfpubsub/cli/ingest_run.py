@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.session import CurrentSession, org_id_of
 from sfpubsub.cli.ingest_report import Report
@@ -29,6 +31,7 @@ from sfpubsub.stores.schema_store import SchemaStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from sfpubsub.cli.ingest_rights import RightsWatch
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.last_confirmed import LastConfirmed
     from sfpubsub.client.subscription import Subscription
@@ -243,9 +246,13 @@ class Run:
         waiting = Waiting(partial(self.report.say, source=source))
         watch = WriteWatch(self._monitor, source)
 
+        rights = self._rights(table, source, subscription)
+
         def on_health(health: Health) -> None:
             waiting.observe(health, time.monotonic())
             status.refresh()
+            if rights is not None:
+                rights.advance(health.last_position)
 
         def wrote(progress: Progress) -> None:
             self.report.progress(source, progress)
@@ -278,7 +285,25 @@ class Run:
             finally:
                 member.leave()
 
-        return Stream(source, job, subscription, _block(subscription, status), finish)
+        return Stream(source, job, subscription, _block(subscription, status, rights), finish)
+
+    def _rights(
+        self, table: _Open, source: Source, subscription: Subscription | ChannelSubscription
+    ) -> RightsWatch | None:
+        from sfpubsub.cli.ingest_rights import OrgGrants, RightsWatch
+
+        # A managed subscription's topic is asked for, because the API does not name it.
+        has_changes = source.kind == "managed" or source.name.startswith("/data/")
+        if source.kind == "channel" or not has_changes:
+            return None
+        return RightsWatch(
+            source.name,
+            OrgGrants(table.sessions, HttpClient.from_settings(self._settings), source),
+            subscription.report_gap,
+            partial(self.report.say, source=source),
+            # Finding its topic needs a permission of administrators, and it may have no changes.
+            level=logging.INFO if source.kind == "managed" else logging.WARNING,
+        )
 
     def _last_confirmed(self, table: _Open, source: Source) -> LastConfirmed | None:
         from sfpubsub.client.last_confirmed import LastConfirmed
@@ -334,10 +359,14 @@ class Run:
 
 
 @contextmanager
-def _block(subscription: Subscription | ChannelSubscription, status: StatusFile) -> Iterator[None]:
+def _block(
+    subscription: Subscription | ChannelSubscription,
+    status: StatusFile,
+    rights: RightsWatch | None,
+) -> Iterator[None]:
     with status:
         status.follow(subscription)
-        with subscription:
+        with rights or nullcontext(), subscription:
             yield
 
 

@@ -36,6 +36,17 @@ class ChannelMembers:
         self._topic = topic  # cannot change, not even that of a managed subscription
         self._managed = managed or ""
 
+    def topic(self) -> str:
+        """Return the topic, which is asked for if only the managed subscription is known.
+
+        Raises:
+            SfPubSubError: The topic could not be determined.
+        """
+        if self._topic is None:
+            tooling = Tooling(self._sessions, http=self._http)
+            self._topic = tooling.show(self._managed).topic_name
+        return self._topic
+
     def __call__(self) -> Selection:
         """Return the members now.
 
@@ -45,10 +56,7 @@ class ChannelMembers:
         Raises:
             SfPubSubError: The members could not be determined.
         """
-        if self._topic is None:
-            tooling = Tooling(self._sessions, http=self._http)
-            self._topic = tooling.show(self._managed).topic_name
-        name = self._topic.rpartition("/")[2]
+        name = self.topic().rpartition("/")[2]
         channels = EventChannels(OrgClient(self._sessions, self._http), API_VERSION)
         if name.endswith("ChangeEvent"):
             found: dict[str, Member] = {}

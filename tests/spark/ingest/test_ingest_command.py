@@ -309,6 +309,31 @@ def test_a_managed_position_lost_while_the_job_was_down_is_one_gap(run_emulator,
     assert json.loads(gap.read_text())["reason"] == "expired"
 
 
+@pytest.mark.spark
+def test_a_user_who_may_not_see_every_record_is_a_gap(run_emulator, tmp_path: Path):
+    """Salesforce delivers no changes to a user without View All, and names no error: the command
+    says what to grant, and stores a gap that names the object.
+    """
+    emulator = run_emulator(settings=EmulatorSettings(keepalive_s=0.3))
+    emulator.accounts.put_user("limited@example.com", "secret", view_all=False)
+    limited = {**environment(emulator)}
+    limited["SFPUBSUB_ACCESS_TOKEN"] = emulator._sessions.issue("limited@example.com")
+    arguments = ["--topic", "/data/AccountChangeEvent", "--to", str(tmp_path / "t")]
+    done = subprocess.run(
+        [sys.executable, "-m", "sfpubsub", "ingest", *arguments, "--idle-timeout", "10"],
+        env={**os.environ, **limited},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "grant the user View All" in done.stderr
+    assert json.loads(done.stdout)["gaps"] == 1
+    (gap,) = (tmp_path / ".t.sfpubsub" / "_gaps").glob("*.json")
+    found = json.loads(gap.read_text())
+    assert (found["reason"], found["entity"]) == ("rights", "Account")
+
+
 def jvms_of(mark: str) -> list[int]:
     """Return the pids of the Java processes whose environment contains *mark*."""
     found = []

@@ -119,3 +119,9 @@ def check_filters(selection: Selection, objects: Iterable[str]) -> None:
 def event_of(entity: str) -> str:
     """Return the name of an object's change event type."""
     return f"{entity.removesuffix('c') if entity.endswith('__c') else entity}ChangeEvent"
+
+
+def object_of(event: str) -> str:
+    """Return the name of the object whose changes an event type reports."""
+    name = event.removesuffix("ChangeEvent")
+    return f"{name}c" if name.endswith("__") else name
