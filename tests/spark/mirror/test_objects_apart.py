@@ -150,7 +150,7 @@ def test_events_are_ingested_without_a_single_call_to_the_org(
             target=lake,
             raw=None,
             source=Source("topic", "/data/ChangeEvents"),
-            start="latest",
+            start="earliest",  # so the schema of the events is known before the org is silent
             settings=MirrorSettings(margin=0.0),
             batch_seconds=0.1,
             service={},
