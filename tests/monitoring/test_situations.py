@@ -9,6 +9,7 @@ import pytest
 from sfpubsub.config import Timings
 from sfpubsub.monitoring.monitor import Monitor
 from sfpubsub.monitoring.situations import SITUATIONS, Bounds
+from sfpubsub.spark.mirror.status import ObjectStatus
 from sfpubsub.types import RawEvent, ReplayId
 
 from ..avro.schemas import ORDER
@@ -228,6 +229,24 @@ def test_failed_source_stays_reported(world):
     world.advance(1)
     world.fails("failed", NAME, "it broke in two lines")
     assert World().monitor.problems() == []
+
+
+def test_tables_behind_the_stream(world):
+    """Received events that wait for more than 10 minutes fail /health until they are applied."""
+    behind = [601.0]
+    world.monitor.follow_objects(lambda: [ObjectStatus("Account", "current", behind=behind[0])])
+    world.fails("behind", "Account", "0:10:01 ago")
+    behind[0] = 1.0
+    world.assert_healthy()
+
+
+def test_an_object_that_waits_for_somebody(world):
+    """An object without the rights to see every record fails /health, with what to do."""
+    waits = {"rights": "View All is missing: grant it"}
+    world.monitor.follow_objects(lambda: [ObjectStatus("Account", "waiting", waits)])
+    world.fails("waiting", "Account: View All is missing: grant it")
+    waits.clear()
+    world.assert_healthy()
 
 
 def test_every_situation_is_tested_and_documented():

@@ -110,6 +110,20 @@ def _record(status: Status, now: float) -> dict[str, Any]:
         "unacked": status.unacked,
         "gaps": status.gaps,
         "quarantined": status.quarantined,
+        "objects": [
+            {
+                "object": each["entity"],
+                "state": each["state"],
+                "waits": each["waits"],
+                "records": each["records"],
+                "behind_s": age(each["behind_since"]),
+                "queued": each["queued"],
+                "oldest_entry_s": age(each["oldest_entry"]),
+                "last_read_s": age(each["read_at"]),
+                "parked_rows": each["parked_rows"],
+            }
+            for each in status.objects
+        ],
     }
 
 
@@ -140,7 +154,20 @@ def _page(record: dict[str, Any]) -> str:
         lines.append(
             ("check", f"{counted(record['gaps'], 'gap')}, {record['quarantined']} quarantined")
         )
+    lines += [(each["object"], _object(each)) for each in record["objects"]]
     return command + "\n" + "".join(f"  {name:<19} {text}\n" for name, text in lines)
+
+
+def _object(each: dict[str, Any]) -> str:
+    waits = "; ".join(each["waits"].values())
+    parts = [f"{each['state']}: {waits}" if waits else each["state"]]
+    if each["behind_s"] is not None:
+        parts.append(f"{span(each['behind_s'])} behind the stream")
+    if each["queued"]:
+        parts.append(f"{each['queued']} to be reread, since {span(each['oldest_entry_s'] or 0.0)}")
+    if each["parked_rows"]:
+        parts.append(f"{each['parked_rows']} deletions wait for a confirmation")
+    return ", ".join(parts)
 
 
 def _process(record: dict[str, Any]) -> str:

@@ -27,7 +27,8 @@ from sfpubsub.config import Settings
 from sfpubsub.errors import ConfigurationError, SfPubSubError
 from sfpubsub.monitoring.metrics import Metric
 from sfpubsub.monitoring.monitor import OUR
-from sfpubsub.monitoring.registry import Sample, labels_of
+from sfpubsub.monitoring.registry import Sample
+from sfpubsub.monitoring.words import span
 
 if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
@@ -176,6 +177,8 @@ class MirrorRun:
             self._mirror = mirror
             steps.follow(mirror.engine, monitor)
             monitor.follow_counts(self._samples)
+            monitor.follow_objects(mirror.status)
+            status.follow_objects(mirror.status)
             stop.tell(mirror.stop)
             gc.freeze()
             stream.begin()  # before any request to the org, whose limit of calls may be used up
@@ -191,11 +194,16 @@ class MirrorRun:
         """Return the progress as text for the status line; empty before the tables are open."""
         if self._mirror is None:
             return ""
-        report, queued = self._mirror.report, sum(self._mirror.queued().values())
+        report, objects = self._mirror.report, self._mirror.status()
         text = (
             f"{counted(report.events, 'event')} applied, {counted(report.records, 'record')} read"
         )
-        return f"{text}, {queued} to be reread" if queued else text
+        if queued := sum(each.queued for each in objects):
+            text += f", {queued} to be reread"
+        if behind := max((each.behind or 0.0 for each in objects), default=0.0):
+            text += f", tables {span(behind)} behind"
+        waiting = [each.entity for each in objects if each.waits]
+        return f"{text}, waiting: {', '.join(waiting)}" if waiting else text
 
     def _samples(self) -> list[Sample]:
         if self._mirror is None:
@@ -207,19 +215,15 @@ class MirrorRun:
             Metric.MIRROR_READS: report.reads,
             Metric.MIRROR_CALLS: report.api_calls,
         }
-        found = [Sample(metric, count, OUR) for metric, count in counts.items()]
-        for name, entries in {**dict.fromkeys(self._objects, 0), **self._mirror.queued()}.items():
-            labels = labels_of({**dict(OUR), "messaging.salesforce.entity": name})
-            found.append(Sample(Metric.MIRROR_QUEUE, entries, labels))
-        return found
+        return [Sample(metric, count, OUR) for metric, count in counts.items()]
 
     def summary(self) -> dict[str, object]:
         """Return the summary that the command prints as a JSON line at the end."""
-        report = self._report
+        report, mirror = self._report, self._mirror
         return {
             "to": self._target,
             "raw": str(self._raw),
-            "objects": list(self._objects),
+            "objects": list(self._objects if mirror is None else mirror.objects),
             **({} if report is None else vars(report)),
         }
 

@@ -87,6 +87,10 @@ class Status:
     unacked: int = 0
     gaps: int = 0
     quarantined: int = 0
+    objects: list[dict[str, Any]] = field(default_factory=list)
+    """For a mirror: the fields of `monitoring.objects.ObjectState` of each object, but instead of
+    `behind` the time `behind_since` when the oldest event that is not applied was received.
+    """
     hours: dict[str, int] = field(default_factory=dict)
     """Number of events delivered, by hour since the epoch. Redeliveries count, as they do for the
     service.
@@ -169,6 +173,8 @@ def read_status(path: Path) -> Status:
         raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}")
     if not all(_is_count(hour, events) for hour, events in values["hours"].items()):
         raise ValueError("hours must map each hour to a number of events")
+    if not all(map(_is_object, values["objects"])):
+        raise ValueError("objects must have the state of each object of a mirror")
     return Status(**{name: values[name] for name in _FIELDS})
 
 
@@ -178,6 +184,20 @@ def _no_number(text: str) -> None:
 
 def _is_count(hour: str, events: Any) -> bool:
     return len(hour) < 10 and hour.isdecimal() and isinstance(events, int) and events <= _MOST
+
+
+def _is_object(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() != _OBJECT.keys():
+        return False
+    texts = [value["entity"], value["state"]]
+    if isinstance(value["waits"], dict):
+        texts += value["waits"].values()
+    numbers = [each for each in value.values() if isinstance(each, (int, float))]
+    return (
+        all(isinstance(value[name], kind) for name, kind in _OBJECT.items())
+        and all(isinstance(text, str) and text.isprintable() for text in texts)
+        and all(abs(number) <= _MOST for number in numbers)
+    )
 
 
 _STR, _INT, _TIME = (str,), (int,), (int, float)
@@ -215,5 +235,19 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "unacked": _INT,
     "gaps": _INT,
     "quarantined": _INT,
+    "objects": (list,),
     "hours": (dict,),
+}
+
+# Types allowed for each value of an object.
+_OBJECT: dict[str, tuple[type, ...]] = {
+    "entity": _STR,
+    "state": _STR,
+    "waits": (dict,),
+    "records": (int, type(None)),
+    "behind_since": _OPTIONAL_TIME,
+    "queued": _INT,
+    "oldest_entry": _OPTIONAL_TIME,
+    "read_at": _OPTIONAL_TIME,
+    "parked_rows": _INT,
 }

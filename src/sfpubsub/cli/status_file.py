@@ -24,7 +24,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 from sfpubsub.cli.status import FORMAT, HOUR, SUFFIX, Kind, Status, read_status, recent, state_dir
 from sfpubsub.client.last_confirmed import Confirmed, LastConfirmed
 from sfpubsub.config import Settings
+from sfpubsub.monitoring.objects import ObjectState
 from sfpubsub.monitoring.observation import NEW, Facts, Observation, Watched
 from sfpubsub.spark.runtime.process import Process
 from sfpubsub.types import Gap, Health, ReplayId
@@ -96,6 +97,7 @@ class StatusFile:
         self._report_gap: Callable[[Gap], object] | None = None
         self._acked = 0  # number of events
         self._seen = NEW
+        self._objects: Callable[[], Sequence[ObjectState]] = tuple
         self._is_followed = False
         self._due = 0.0
         own = Process.of(os.getpid())
@@ -163,6 +165,10 @@ class StatusFile:
         self._is_followed = True
         self._due = 0.0
 
+    def follow_objects(self, read: Callable[[], Sequence[ObjectState]]) -> None:
+        """Start reporting the state of a mirror's objects, which *read* returns."""
+        self._objects = read
+
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
         """Record that the first *events* events of *batch* were acked; None means all events."""
         self.observation.acked(batch, events)
@@ -195,6 +201,7 @@ class StatusFile:
         status.last_message_at, status.last_commit_at = facts.last_message_at, facts.last_commit_at
         status.acked_position, status.acked_event_at = facts.acked_position, facts.acked_event_at
         status.acked_at = facts.acked_at
+        status.objects = [_record(each, now) for each in self._objects()]
         if health.committed is not None:
             status.committed_position = health.committed.hex()
         if health.last_position is not None:
@@ -236,6 +243,20 @@ class StatusFile:
         except OSError as error:  # a full disk or a read-only home must not stop the subscription
             self._path = None
             logger.warning("stopped writing the status file for sfpubsub lag: %s", error)
+
+
+def _record(each: ObjectState, now: float) -> dict[str, object]:
+    return {
+        "entity": each.entity,
+        "state": each.state,
+        "waits": {reason: " ".join(text.split()) for reason, text in each.waits.items()},
+        "records": each.records,
+        "behind_since": None if each.behind is None else now - each.behind,
+        "queued": each.queued,
+        "oldest_entry": each.oldest_entry,
+        "read_at": each.read_at,
+        "parked_rows": each.parked_rows,
+    }
 
 
 def _org(settings: Settings) -> str:

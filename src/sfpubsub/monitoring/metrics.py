@@ -18,6 +18,7 @@ SYSTEM = "messaging.system"
 DESTINATION = "messaging.destination.name"
 SUBSCRIPTION = "messaging.destination.subscription.name"
 OPERATION = "messaging.operation.name"
+ENTITY = "messaging.salesforce.entity"
 SOURCE = (SYSTEM, DESTINATION, SUBSCRIPTION)
 
 # Schema of the conventions, for OpenTelemetry.
@@ -317,7 +318,51 @@ class Metric(Enum):
         "Entries of the re-read queue, by object: records or objects to read from the org again.",
         "If it does not become 0 for hours, the API call budget is used up, or the org refuses "
         "reads; the log shows which.",
-        (SYSTEM, "messaging.salesforce.entity"),
+        (SYSTEM, ENTITY),
+    )
+    MIRROR_BEHIND = (
+        "messaging.salesforce.mirror.behind",
+        "gauge",
+        "s",
+        "For how long the oldest event that is in the raw table and not in the mirror's table has "
+        "been waiting, by object; 0 if all are applied.",
+        "If it grows for minutes, steps are slow or stuck, or the mirror is paused; the page shows "
+        "which.",
+        (SYSTEM, ENTITY),
+    )
+    MIRROR_WAITING = (
+        "messaging.salesforce.mirror.waiting",
+        "gauge",
+        "{reason}",
+        "1 while an object waits, by object and reason: rights, gone, deselected, read (a failed "
+        "read or the limit of API calls), or paused; else 0.",
+        "The page says what happened and what to do.",
+        (SYSTEM, ENTITY, "messaging.salesforce.wait.reason"),
+    )
+    MIRROR_PARKED = (
+        "messaging.salesforce.mirror.parked.rows",
+        "gauge",
+        "{row}",
+        "Rows that wait until somebody confirms that their records were deleted, by object.",
+        "Check some of them in the org, then run `sfpubsub mirror signal --confirm-deletes`.",
+        (SYSTEM, ENTITY),
+    )
+    MIRROR_OLDEST_ENTRY = (
+        "messaging.salesforce.mirror.oldest_entry.time",
+        "gauge",
+        "s",
+        "When the oldest open entry of the re-read queue was added, by object, in seconds since "
+        "the epoch.",
+        "See messaging.salesforce.mirror.queue.",
+        (SYSTEM, ENTITY),
+    )
+    MIRROR_READ_AT = (
+        "messaging.salesforce.mirror.last_read.time",
+        "gauge",
+        "s",
+        "When the last read of the whole object was merged, by object, in seconds since the epoch.",
+        "If it is missing for hours after the start, the first read waits; the page says why.",
+        (SYSTEM, ENTITY),
     )
     LOG_RECORDS = (
         "messaging.salesforce.log.records",
@@ -393,6 +438,10 @@ Counters start at 0 when the process starts.
 | `/health` fails, for whatever reason | `messaging_salesforce_failing == 1` |
 | events may be missing | `increase(messaging_salesforce_gaps_total[1h]) > 0` |
 | falling behind | `messaging_salesforce_lag_seconds > 3600` |
+| the tables of a mirror fall behind | `messaging_salesforce_mirror_behind_seconds > 600` |
+| an object of a mirror waits | `min_over_time(messaging_salesforce_mirror_waiting[15m]) == 1` |
+| deletions wait for a confirmation | `messaging_salesforce_mirror_parked_rows > 0` |
+| re-reads wait | `time() - messaging_salesforce_mirror_oldest_entry_time_seconds > 6 * 3600` |
 | events quarantined | `increase(messaging_salesforce_quarantined_messages_total[1h]) > 0` |
 | the process is down | `up == 0`, a metric of Prometheus itself |
 

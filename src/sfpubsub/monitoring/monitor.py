@@ -11,11 +11,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sfpubsub.monitoring.history import History, Series
 from sfpubsub.monitoring.metrics import OPERATION, SYSTEM, SYSTEM_NAME, Metric
+from sfpubsub.monitoring.objects import ObjectState, object_samples
 from sfpubsub.monitoring.observation import Observation, SourceKind, Watched
 from sfpubsub.monitoring.registry import Labels, Reader, Registry, Sample, labels_of
 from sfpubsub.monitoring.situations import SITUATIONS, Bounds, Problem, problems
@@ -76,6 +77,7 @@ class Monitor:
         self.logged: deque[LoggedProblem] = deque(maxlen=_SHOWN)
         self._observations: list[Observation] = []
         self._counts: list[Reader] = []
+        self._objects: Callable[[], Sequence[ObjectState]] = tuple
         self._on_update: list[Callable[[], None]] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
@@ -125,6 +127,21 @@ class Monitor:
         """
         self._counts = [*self._counts, read]
         self.registry.read(read)
+
+    def follow_objects(self, read: Callable[[], Sequence[ObjectState]]) -> None:
+        """Monitor the objects of a mirror.
+
+        *read* is called like that of `follow_counts`, and has to be thread-safe.
+        """
+        self._objects = read
+        self.registry.read(lambda: object_samples(read()))
+        self.history.follow(
+            Series(
+                "Tables behind the stream",
+                "s behind",
+                lambda _: max((each.behind or 0.0 for each in read()), default=None),
+            )
+        )
 
     def on_update(self, update: Callable[[], None]) -> None:
         """Register *update*, which the monitor's thread calls about once a second."""
@@ -178,10 +195,14 @@ class Monitor:
         """Return the counts from all functions passed to `follow_counts`."""
         return [sample for read in self._counts for sample in read()]
 
+    def objects(self) -> list[ObjectState]:
+        """Return the state of each object of the monitored mirror; empty if there is no mirror."""
+        return list(self._objects())
+
     def problems(self) -> list[Problem]:
         """Return the current problems; empty if the command is healthy."""
         facts = [observation.facts() for observation in self._observations]
-        return problems(facts, self.steps.running(), self.bounds, self.clock())
+        return problems(facts, self.steps.running(), self.bounds, self.clock(), self._objects())
 
     def update(self) -> None:
         """Record a point for each plot, log stuck steps, and call the `on_update` functions.

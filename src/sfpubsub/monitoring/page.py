@@ -13,6 +13,7 @@ from xml.etree.ElementTree import Element
 from sfpubsub.monitoring.html import document, element, table
 from sfpubsub.monitoring.metrics import SYSTEM
 from sfpubsub.monitoring.monitor import Monitor
+from sfpubsub.monitoring.objects import ObjectState
 from sfpubsub.monitoring.observation import Facts
 from sfpubsub.monitoring.plot import Window, number, plot
 from sfpubsub.monitoring.registry import Histogram
@@ -39,6 +40,7 @@ def page(monitor: Monitor) -> str:
         "main",
         element("h1", monitor.title),
         _verdict(monitor),
+        *_objects(monitor, now),
         *_plots(monitor, now),
         *(part for each in facts for part in _source(each, now)),
         *_steps(monitor, now),
@@ -72,8 +74,35 @@ def _plots(monitor: Monitor, now: float) -> Iterator[Element]:
     window = Window.of(monitor.started_at, now)
     figures = [plot(series, points, window) for series, points in monitor.history.points().items()]
     if figures:
-        yield element("h2", f"Since {_time(window.begin)[:5]} UTC")
+        # The window of a run that just began starts before the run.
+        begin = max(window.begin, monitor.started_at)
+        yield element("h2", f"Since {_time(begin)[:5]} UTC")
         yield element("div", *figures, class_="plots")
+
+
+def _objects(monitor: Monitor, now: float) -> Iterator[Element]:
+    rows = [
+        (
+            each.entity,
+            each.state,
+            "not known" if each.records is None else f"{each.records:,}",
+            "no event waits" if each.behind is None else span(each.behind),
+            f"{each.queued:,}",
+            "none" if each.oldest_entry is None else _ago(each.oldest_entry, now),
+            _ago(each.read_at, now),
+            _waits(each),
+        )
+        for each in monitor.objects()
+    ]
+    if rows:
+        yield element("h2", "Objects")
+        heads = ("Object", "State", "Records", "Behind the stream by", "Rereads queued")
+        yield table((*heads, "Oldest of them", "Last whole read", "Waits for"), rows)
+
+
+def _waits(each: ObjectState) -> str:
+    parked = f"a confirmation of {each.parked_rows:,} deletions" if each.parked_rows else ""
+    return "; ".join(filter(None, (*each.waits.values(), parked))) or "nothing"
 
 
 def _source(facts: Facts, now: float) -> Iterator[Element]:

@@ -10,12 +10,19 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from sfpubsub.config import Timings
+from sfpubsub.monitoring.objects import ObjectState
 from sfpubsub.monitoring.observation import Facts
 from sfpubsub.monitoring.words import span
 
-Situation: TypeAlias = Literal["silent", "stuck", "retention", "schema", "failed"]
+Situation: TypeAlias = Literal[
+    "silent", "stuck", "retention", "schema", "failed", "behind", "waiting"
+]
 
 SITUATIONS: tuple[Situation, ...] = get_args(Situation)
+
+# Reasons of waiting that end only when somebody acts in the org, so they are told at once. A failed
+# read is repeated, and a pause was asked for: these fail /health when events have waited too long.
+_LASTING = frozenset({"rights", "gone", "deselected"})
 
 # Seconds for which the service retains events.
 RETENTION = Timings.retention
@@ -38,6 +45,10 @@ class Bounds:
     """Maximum age of the position. Beyond it, a third of the retention time is left: a day to
     react.
     """
+    behind: float = 600.0
+    """Maximum time that a received event waits until it is in a mirror's table. It is as long as
+    for a stuck step, because one step may hold up all events.
+    """
     schema: float = 60.0
     """Maximum time that events wait because their schema cannot be fetched; long enough for several
     attempts.
@@ -58,7 +69,11 @@ class Problem:
 
 
 def problems(
-    sources: Iterable[Facts], steps: Mapping[str, float | None], bounds: Bounds, now: float
+    sources: Iterable[Facts],
+    steps: Mapping[str, float | None],
+    bounds: Bounds,
+    now: float,
+    objects: Iterable[ObjectState] = (),
 ) -> list[Problem]:
     """Return the current problems of a command; an empty list if it is healthy.
 
@@ -68,6 +83,7 @@ def problems(
             step is running.
         bounds: The limits.
         now: Seconds since the epoch.
+        objects: The state of each mirrored object.
     """
     found = [
         Problem("stuck", f"{name}: running for {span(seconds)}")
@@ -77,6 +93,26 @@ def problems(
     has_step = any(seconds is not None for seconds in steps.values())
     for facts in sources:
         found += _of_source(facts, bounds, now, has_step=has_step)
+    for each in objects:
+        found += _of_object(each, bounds)
+    return found
+
+
+def _of_object(each: ObjectState, bounds: Bounds) -> list[Problem]:
+    found = [
+        Problem("waiting", f"{each.entity}: {text}")
+        for reason, text in each.waits.items()
+        if reason in _LASTING
+    ]
+    if each.parked_rows:
+        reason = f"{each.entity}: {each.parked_rows:,} deletions wait for a confirmation"
+        found.append(Problem("waiting", reason))
+    if each.behind is not None and each.behind > bounds.behind:
+        why = "".join(f"; {text}" for reason, text in each.waits.items() if reason not in _LASTING)
+        reason = (
+            f"{each.entity}: events received {span(each.behind)} ago are not in the table yet{why}"
+        )
+        found.append(Problem("behind", reason))
     return found
 
 

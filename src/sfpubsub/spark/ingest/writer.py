@@ -96,6 +96,9 @@ class EventWriter:
         ValueError: *window* or *window_keys* is not positive.
     """
 
+    on_rows: Callable[[pa.Table], object] | None = None
+    """Called with the rows of each batch, numbered, once they are in the table."""
+
     is_wanted = False
     """Always False, because no other job shares this writer. Used by `IngestJob`."""
 
@@ -421,6 +424,8 @@ class EventWriter:
         rows = renumbered(of_org(rows, self.org_id).combine_chunks(), self._table.next_seq)
         batch_id = self._table.append(rows, positions, now, name)
         self._known.add(rows, marks, now)
+        if self.on_rows is not None:
+            self.on_rows(rows)
         return batch_id
 
     def _report_lacking(self, rows: pa.Table) -> None:

@@ -31,6 +31,7 @@ from sfpubsub.spark.ingest.sidecars import KeptGap, Sidecars
 from sfpubsub.spark.mirror import planning
 from sfpubsub.spark.mirror.absences import Safeguards
 from sfpubsub.spark.mirror.agenda import Agenda
+from sfpubsub.spark.mirror.backlog import Backlog
 from sfpubsub.spark.mirror.budget import Budget
 from sfpubsub.spark.mirror.failures import Failures, Scope, can_resume, scope_of
 from sfpubsub.spark.mirror.fetching import Fetching
@@ -56,6 +57,7 @@ from sfpubsub.spark.mirror.waiting import Waiting, Why
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables.engine import EventTables
+from sfpubsub.spark.tables.identity import event_name_of
 from sfpubsub.spark.tables.records import Reason
 from sfpubsub.spark.tables.steps import Follower
 from sfpubsub.spark.tables.target import Target
@@ -135,6 +137,7 @@ class Mirror:
         self.waiting: Waiting = Waiting()
         """Why objects wait. Used only by the mirror's thread."""
         self._failures = Failures(self.waiting)
+        self._backlog: Backlog | None = None
         self._statuses: tuple[ObjectStatus, ...] = ()
         self._is_logged = False
         self._is_held = False
@@ -228,12 +231,25 @@ class Mirror:
         """The engine that runs the steps."""
         return self._engine
 
+    @property
+    def objects(self) -> list[str]:
+        """Names of the mirrored objects: those given, of earlier runs, and added by signals."""
+        return list(self._objects)
+
     def status(self) -> list[ObjectStatus]:
         """Return the state of each object, as of the last unit of work; empty before `begin`.
 
         Thread-safe.
         """
-        return list(self._statuses)
+        found, backlog = self._statuses, self._backlog
+        if backlog is None:
+            return list(found)
+        oldest = [backlog.oldest(event_name_of(each.entity)) for each in found]
+        now = self._wall()
+        return [
+            replace(each, behind=None if at is None else max(0.0, now - at))
+            for each, at in zip(found, oldest, strict=True)
+        ]
 
     def queued(self) -> dict[str, int]:
         """Return the number of open entries in the reread queue by object, as last counted.
@@ -303,7 +319,10 @@ class Mirror:
             return False
         self._is_held = False
         try:
+            self._adopt(state.backlog)
             has_worked = self._advance(state)
+            if has_worked and self._backlog is not None and not self._hand.is_between:
+                self._backlog.applied(self._hand.applied_seq())
             self._note_status()
         except SPARK_ERRORS as error:
             raise WriteError(f"the mirror cannot continue: {first_line(error)}") from error
@@ -355,6 +374,14 @@ class Mirror:
             else:
                 return False
 
+    def _adopt(self, backlog: Backlog | None) -> None:
+        """Use the stream's record of unapplied rows, and add the rows that earlier runs left."""
+        if backlog is None or backlog is self._backlog:
+            return
+        for mark in self._engine.unapplied():
+            backlog.add(*mark)
+        self._backlog = backlog
+
     def is_settled(self, state: StreamState) -> bool:
         """Return whether all events are applied, and no read is requested, due or running.
 
@@ -397,12 +424,16 @@ class Mirror:
         """Replace the snapshot that `status` returns."""
         entries, oldest = self._hand.entries(), self.tables.queue.oldest()
         all_wait = self._failures.reason(self._clock())
+        if all_wait is None and self._is_logged:
+            all_wait = self._over_budget()
         found = []
         for name in self._objects:
             account = self._ledger.of(name)
             waits = {str(why): wait.text for why, wait in self.waiting.of(name).items()}
             if all_wait is not None and (entries.get(name) or account.newest is None):
                 waits.setdefault(str(Why.READ), all_wait)
+            if self._signals.is_paused:
+                waits["paused"] = "the mirror is paused until sfpubsub mirror signal --resume"
             is_reading = self._fetching.reads(name)
             found.append(
                 ObjectStatus(
@@ -748,11 +779,14 @@ class Mirror:
             return True
         if not self._is_logged:
             self._is_logged = True
-            self._say(
-                f"{self._budget.most} API calls were used in 24 hours; reads wait until the "
-                f"budget allows more"
-            )
+            self._say(self._over_budget())
         return False
+
+    def _over_budget(self) -> str:
+        return (
+            f"{self._budget.most} API calls were used in 24 hours; reads wait until the budget "
+            f"allows more"
+        )
 
     def _sweeps(self) -> list[Wanted]:
         names = [name for name in self._objects if self._is_visible(name)]

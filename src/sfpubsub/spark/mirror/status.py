@@ -20,12 +20,14 @@ class ObjectStatus:
     ``waiting``: it waits for the reasons in `waits`. ``current``: none of these.
     """
     waits: dict[str, str] = field(default_factory=dict)
-    """Why the object waits: the reason (`waiting.Why`), and what happened and what to do."""
+    """Why the object waits: the reason (`waiting.Why`, or ``paused``), what happened and what to
+    do.
+    """
     records: int | None = None
     """Number of live records, as of the last read of all records or ids; None before it."""
     behind: float | None = None
-    """Age in seconds of the oldest event in the raw table that is not applied yet; None if there is
-    none.
+    """For how many seconds the oldest event that is not applied yet has been waiting since it was
+    received; None if there is none.
     """
     queued: int = 0
     """Open entries of the reread queue."""

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from sfpubsub.client.last_confirmed import LastConfirmed
@@ -30,6 +31,7 @@ from sfpubsub.spark.ingest.sidecars import KeptGap, Sidecars
 from sfpubsub.spark.ingest.streams import Watched
 from sfpubsub.spark.ingest.together import Member, SharedWriter
 from sfpubsub.spark.ingest.writer import EventWriter
+from sfpubsub.spark.mirror.backlog import Backlog
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.stores.schema_store import SchemaStore
@@ -67,6 +69,8 @@ class StreamState:
     health: Health | None = None
     name: str = ""
     """The topic, or the managed subscription's name or id."""
+    backlog: Backlog | None = None
+    """The rows of the raw table that the mirror has not applied; None if this is not recorded."""
 
 
 class MirrorStream:
@@ -126,6 +130,7 @@ class MirrorStream:
         # Number of the subscription's gaps when `_gaps` was read; -1 before.
         self._gaps_read = -1
         self._was_anchored = False
+        self._backlog = Backlog()
 
     def __enter__(self) -> MirrorStream:
         with ExitStack() as unless_done:
@@ -175,7 +180,7 @@ class MirrorStream:
             raise self._error
         health, job = self._health, self._job
         if health is None or job is None:
-            return StreamState()
+            return StreamState(backlog=self._backlog)
         position = self._position(health)
         self._was_anchored = self._was_anchored or position is not None
         is_open = self._has_open_gap(health, position)
@@ -189,6 +194,7 @@ class MirrorStream:
             is_open,
             health,
             self._source.name,
+            self._backlog,
         )
 
     def report_gap(self, gap: Gap) -> None:
@@ -247,6 +253,7 @@ class MirrorStream:
             on_undecodable="keep",
         )
         opened.callback(self._writer.close)
+        self._writer.on_rows = self._note_rows
         sidecars.open()
         opened.callback(sidecars.close)
         schemas.store = sidecars.schemas
@@ -283,6 +290,12 @@ class MirrorStream:
             ack="manual",
             max_unacked=unacked,
         )
+
+    def _note_rows(self, rows: pa.Table) -> None:
+        columns = [("ingest_seq", "max"), ("received_at", "min")]
+        for row in rows.group_by("event_name").aggregate(columns).to_pylist():
+            at = row["received_at_min"].timestamp()
+            self._backlog.add(row["event_name"] or "", row["ingest_seq_max"], at)
 
     def _note_health(self, health: Health) -> None:
         self._health = health

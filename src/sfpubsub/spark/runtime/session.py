@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -190,7 +190,13 @@ def first_line(error: BaseException) -> str:
         except (Py4JError, OSError):  # the exception is an object of a JVM that has exited
             pass
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    # Only the connection to the JVM fails in these ways. What the JVM answers has a trace; a call
+    # without an answer is a plain Py4JError without one.
+    is_unanswered = type(error) is Py4JError and "Trace:" not in str(error)
+    if is_unanswered or isinstance(error, (Py4JNetworkError, ConnectionError, EOFError)):
+        return f"Spark's Java process has ended, killed or out of memory: start again ({text})"
+    return text
 
 
 def _settings(master: str | None, java_options: str) -> dict[str, str]:

@@ -289,6 +289,31 @@ class EventTables:
         """
         return -1 if self._newest is None else self._newest.applied_seq
 
+    def unapplied(self) -> list[tuple[str, int, float]]:
+        """Return which rows of the raw table are not in the tables, by event type.
+
+        This reads the unapplied rows, so it is meant for the start of a process.
+
+        Returns:
+            For each event type its name, the highest ``ingest_seq``, and when the oldest row was
+            received, in seconds since the epoch.
+
+        Raises:
+            WriteError: The raw table cannot be read.
+        """
+        newest = self._newest
+        with self._errors("the raw table cannot be read"):
+            version = self._raw.version()
+            batches = list(self._raw.after(None if newest is None else newest.last, version))
+            if newest is not None:
+                batches += [*newest.pending, *(newest.batches if self.is_between else ())]
+            if not batches:
+                return []
+            rows = self._raw.rows(batches, version).groupBy("event_name")
+            oldest = f.min(f.unix_micros("received_at")).alias("oldest")
+            found = rows.agg(f.max("ingest_seq").alias("seq"), oldest).collect()
+        return [(row["event_name"] or "", row["seq"], row["oldest"] / 1e6) for row in found]
+
     def rebuild(self) -> None:
         """Empty all tables, so that the next steps build them again from the first raw batch.
 

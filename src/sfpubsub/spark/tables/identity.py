@@ -136,11 +136,15 @@ def event_names(objects: Sequence[str]) -> frozenset[str]:
     They are the given names and, for each of them, the name that its change event would have, such
     as ``AccountChangeEvent`` for ``Account``.
     """
-    names = set(objects)
-    for name in objects:
-        # The change event of My_Object__c is My_Object__ChangeEvent.
-        names.add(f"{name.removesuffix('c') if name.endswith('__c') else name}ChangeEvent")
-    return frozenset(names)
+    return frozenset(objects) | frozenset(map(event_name_of, objects))
+
+
+def event_name_of(entity: str) -> str:
+    """Return the name that the change event of an object has.
+
+    The change event of ``My_Object__c`` is ``My_Object__ChangeEvent``.
+    """
+    return f"{entity.removesuffix('c') if entity.endswith('__c') else entity}ChangeEvent"
 
 
 def schemas_of(spark: SparkSession, source: Destination) -> SchemaStore:
