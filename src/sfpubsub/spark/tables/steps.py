@@ -31,10 +31,10 @@ from sfpubsub.spark.tables.target import Target, parquet_of
 STEPS_NAME = "_steps"
 
 # The table keeps the plans of at least the newest _KEPT steps, for people who look into it. Older
-# ones are removed every _TRIM_EVERY steps, because a removal takes about a second, and a step about
-# as long. So the table has at most twice as many rows, one per file, and one for each subject.
+# ones are removed every _TRIM_EVERY steps: a removal takes as long as some dozens of steps, and a
+# start reads at most the sum of both, one row per file, and one row for each subject.
 _KEPT = 100
-_TRIM_EVERY = 100
+_TRIM_EVERY = 500
 
 # Version of the plan's format and of the table layout that it implies.
 _LAYOUT = 1
@@ -230,6 +230,8 @@ class StepTable(StepLog):
     def __init__(self, target: Target) -> None:
         self._target = target
         self._table = target.table(STEPS_NAME)
+        self._newest_of: dict[str, int] | None = None
+        """Number of the newest step of each subject; None until it is needed."""
 
     def identity(self) -> dict[str, Any]:
         """See `StepLog`."""
@@ -275,14 +277,20 @@ class StepTable(StepLog):
                 f"step {plan.number} of {self._target.place} was planned by another process: run "
                 f"only one process per target"
             )
+        if self._newest_of is not None and plan.subject is not None:
+            self._newest_of[plan.subject] = plan.number
 
     def _trim(self, number: int) -> None:
         """Remove the plans of old steps, before step *number* is added."""
-        newest = self._table.read().where("subject IS NOT NULL").groupBy("subject")
-        kept = [row["step"] for row in newest.agg(f.max("step").alias("step")).collect()]
-        condition = f"step < {number - _KEPT}"
+        if self._newest_of is None:
+            rows = self._table.read().where("subject IS NOT NULL").groupBy("subject")
+            found = rows.agg(f.max("step").alias("step")).collect()
+            self._newest_of = {row["subject"]: row["step"] for row in found}
+        oldest = number - _KEPT
+        condition = f"step < {oldest}"
+        kept = sorted(step for step in self._newest_of.values() if step < oldest)
         if kept:
-            condition += f" AND step NOT IN ({', '.join(map(str, sorted(kept)))})"
+            condition += f" AND step NOT IN ({', '.join(map(str, kept))})"
         self._table.delete(condition, 2 * number - 1)
 
 
