@@ -4,6 +4,7 @@ fields have changed.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -22,6 +23,7 @@ from sfpubsub.emulator.org.records.schemas import change_schema
 from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.rest import FieldDescription, ObjectDescription
 from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.values import rounded
 from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.runtime.session import frame_of_rows
 from tests.rest.support import reader_of
@@ -364,6 +366,56 @@ def test_event_value_is_in_the_column_of_its_type(spark: SparkSession):
     frame = typed_rows(spark, known, (0, {"Size__c": "big"}), (1, {"Size__c": 2.25}))
     rows = frame.selectExpr(*(f"{texts[name]} AS `{name}`" for name in names)).collect()
     assert [tuple(row) for row in rows] == [(None, "big"), (Decimal("2.3"), None)]
+
+
+def test_doubles_of_events_are_rounded_as_numbers_of_reads(spark: SparkSession):
+    """A double in an event becomes the same decimal as its digits in an answer of the org, and is
+    null and flagged in the same cases: ties, long fractions, and too many digits.
+    """
+    rng = random.Random(5)
+    doubles = [0.0033333333333333335, 1.005, 2.675, 0.125, -0.125, 1e15, 123456789012345.675]
+    doubles += [1e16, 9.5e15, -1e22, 1e300, 5e-324, float("nan"), float("inf"), 2.0**-44, 8.41e21]
+    for _ in range(3000):
+        places = rng.randrange(1, 9)
+        doubles.append(rng.randrange(10 ** rng.randrange(1, 17)) / 10**places)
+        doubles.append(float(f"{rng.randrange(10**6)}.{rng.randrange(10 ** (places - 1))}5"))
+        doubles.append(rng.uniform(-1, 1) * 10 ** rng.randrange(-9, 18))
+    scales = (0, 2, 4, 8)
+    kinds = [{"name": f"N{scale}__c", "type": "double"} for scale in scales]
+    known = plan(event_type(*kinds))
+    columns = Columns.of(account(*(field(f"N{n}__c", "double", scale=n) for n in scales)))
+    columns = columns.with_events(known)
+    texts, unfit = columns.from_events(known), columns.unfit_in_events(known)
+    frame = typed_rows(spark, known, *((0, {f"N{n}__c": x for n in scales}) for x in doubles))
+    names = [f"N{scale}__c" for scale in scales]
+    given = [*(f"{texts[name]} AS {name}" for name in names), f"{unfit} AS _unfit"]
+    found = frame.selectExpr(*given).toArrow().to_pylist()
+    for double, row in zip(doubles, found, strict=True):
+        wanted = [rounded(repr(double), pa.decimal128(18, scale)) for scale in scales]
+        assert [row[name] for name in names] == wanted, repr(double)
+        assert row["_unfit"] is (None in wanted), repr(double)
+
+
+def test_dates_and_times_of_events_that_do_not_fit_are_null(spark: SparkSession):
+    """A date or a time of day in an event that no column can hold is null, and its row is flagged;
+    an event without such values is not.
+    """
+    known = plan(
+        event_type({"name": "Day__c", "type": "date"}, {"name": "Opens__c", "type": "time"})
+    )
+    columns = Columns.of(account(field("Day__c", "date"), field("Opens__c", "time")))
+    columns = columns.with_events(known)
+    texts, unfit = columns.from_events(known), columns.unfit_in_events(known)
+    events = [{"Day__c": 0}, {"Day__c": 10**17}, {"Opens__c": -1}, {"Opens__c": 86_399_999}]
+    frame = typed_rows(spark, known, *((0, each) for each in events))
+    given = [f"{texts['Day__c']} AS d", f"{texts['Opens__c']} AS t", f"{unfit} AS _unfit"]
+    rows = [tuple(row.values()) for row in frame.selectExpr(*given).toArrow().to_pylist()]
+    assert rows == [
+        (date(1970, 1, 1), None, False),
+        (None, None, True),
+        (None, None, True),
+        (None, "23:59:59.999Z", False),
+    ]
 
 
 def test_person_and_company_names_share_a_column(spark: SparkSession):

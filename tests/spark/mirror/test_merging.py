@@ -19,7 +19,7 @@ from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, Read, Row, he
 from sfpubsub.spark.tables.records import Change, Cue, Reason, Record
 from tests.spark.mirror import job_model, mirror_model
 from tests.spark.mirror.mirror_model import DivergedError, MirrorMachine
-from tests.spark.mirror.org_model import FIELDS, Org, time_of
+from tests.spark.mirror.org_model import ALL_REPORTED, FIELDS, Org, time_of
 
 X = "001001"
 
@@ -54,13 +54,14 @@ def test_mirror_converges_in_long_examples():
 
 
 def test_examples_cover_every_reason_for_a_reread():
-    """The model's examples cover every reason to reread a record, except a restored raw table."""
+    """The model's examples cover every reason to reread a record, except a restored raw table
+    and a value that does not fit its column."""
 
     class Machine(MirrorMachine):
         seen: ClassVar[set[Reason]] = set()
 
     run_state_machine_as_test(Machine, settings=settings(BOUNDED, max_examples=200))
-    assert Machine.seen == set(Reason) - {Reason.RESTORED}
+    assert Machine.seen == set(Reason) - {Reason.RESTORED, Reason.UNFIT}
 
 
 def _anything(*_: Any) -> bool:
@@ -471,6 +472,33 @@ def test_read_keeps_fields_that_it_did_not_select():
     new = merge_row(FIELDS, X, None, read(5), row, [], []).mirrored
     assert new is not None
     assert new.record.values == row.values
+
+
+def test_value_that_does_not_fit_is_read_again_only_after_an_event():
+    """A row with a value that does not fit its column is not complete. If an event had the value,
+    the record is read once; a read with such a value asks for nothing, so that it does not repeat
+    for ever, until an event reports another change of the record.
+    """
+    unfit = replace(change("CREATE", 1, "1", *[None] * 4), unfit=True)
+    made = apply_changes(ALL_REPORTED, X, None, [unfit], [])
+    (entry,) = made.added
+    assert made.mirrored is not None
+    record = made.mirrored.record
+    assert (record.is_complete, record.reread_reason) == (False, Reason.UNFIT)
+    row = Row(("1", *[None] * 4), unfit=True)
+    found = merge_row(ALL_REPORTED, X, made.mirrored, read(1), row, [], [entry])
+    assert (found.added, found.healed) == ((), (entry,))
+    assert found.mirrored is not None
+    assert not found.mirrored.record.is_complete
+    after = apply_changes(ALL_REPORTED, X, found.mirrored, [update(2, "2")], [])
+    assert [each.cue.reason for each in after.added] == [Reason.UNFIT]
+    healed = merge_row(
+        ALL_REPORTED, X, after.mirrored, read(2), replace(row, unfit=False), [], after.added
+    )
+    assert healed.mirrored is not None
+    assert healed.mirrored.record.is_complete
+    late = merge_row(ALL_REPORTED, X, None, read(1), row, [update(2, "2")], [])
+    assert [each.cue.reason for each in late.added] == [Reason.UNFIT]
 
 
 def test_create_keeps_fields_that_events_omit():

@@ -16,7 +16,6 @@ import pytest
 from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.errors import (
     QuotaExceededError,
-    RemoteProtocolError,
     StreamUnavailableError,
     WriteError,
 )
@@ -63,8 +62,9 @@ ROW = {
     "At__c": AT,
     "SiteAddress": {"City": None, "Latitude": Decimal("0.125")},
     "Gone__c": None,
+    "_unfit": False,
 }
-EMPTY = dict.fromkeys(ROW) | {"record_id": "001000000000002AAA", "Is__c": False}
+EMPTY = dict.fromkeys(ROW) | {"record_id": "001000000000002AAA", "Is__c": False, "_unfit": False}
 
 
 def test_json_and_csv_values_become_equal_rows():
@@ -108,13 +108,68 @@ def test_column_that_a_read_did_not_select_is_null():
     assert not list(values.of_csv(COLUMNS, io.BytesIO(), names, has_header=False))
 
 
-def test_error_for_an_invalid_value_does_not_contain_the_value():
-    """If a value does not have its field's type, the error names the field but does not reveal the
-    value.
+NUMBERS = [
+    ("1.005", "1.01"),
+    ("-1.005", "-1.01"),
+    ("0.0033333333333333335", "0.00"),
+    ("1234567.0049999999999999999999", "1234567.00"),
+    ("9999999999999999.994", "9999999999999999.99"),
+    ("1E-400", "0.00"),
+    ("-2.5E+3", "-2500.00"),
+    ("9999999999999999.995", None),
+    ("1E+400", None),
+    ("NaN", None),
+    ("Infinity", None),
+    ("twelve", None),
+]
+
+
+@pytest.mark.parametrize(("text", "wanted"), NUMBERS)
+def test_numbers_of_any_length_are_rounded_half_away_from_zero(text: str, wanted: str | None):
+    """A number is rounded to the scale of its column, however many decimal places it has, alone or
+    beside others. One that is not a number, or has too many digits before the point, does not fit.
     """
-    with pytest.raises(RemoteProtocolError, match="Count__c") as caught:
-        values.of_json(COLUMNS, [{"Id": "001000000000001AAA", "Count__c": "secret"}])
-    assert "secret" not in str(caught.value)
+    number = None if wanted is None else Decimal(wanted)
+    assert values.rounded(text, pa.decimal128(18, 2)) == number
+    given = [text, "1.00", "0.0033333333333333335"]
+    rows = [{"Id": f"00100000000000{n}AAA", "Price__c": each} for n, each in enumerate(given)]
+    found = values.of_json(COLUMNS, rows)
+    assert found["Price__c"].to_pylist() == [number, Decimal("1.00"), Decimal("0.00")]
+    assert found["_unfit"].to_pylist() == [wanted is None, False, False]
+    file = io.BytesIO("".join(f'"{row["Id"]}","{row["Price__c"]}"\n' for row in rows).encode())
+    ((block, _),) = values.of_csv(COLUMNS, file, ["Id", "Price__c"], has_header=False)
+    assert block.equals(found.select(block.column_names))
+
+
+def test_value_that_does_not_fit_is_null_and_its_row_is_flagged(caplog: pytest.LogCaptureFixture):
+    """A value that does not fit its column becomes null and flags its row; the other rows and
+    columns keep their values. The first record of each field is logged, without the value, and so
+    is the first whose number was rounded.
+    """
+    ids = [f"00100000000000{n}AAA" for n in range(4)]
+    given = [
+        {"Id": ids[0], "Count__c": 1, "Price__c": Decimal("0.125")},
+        {"Id": ids[1], "Count__c": "secret", "Day__c": "10000-01-01", "At__c": "0000-01-01"},
+        {"Id": ids[2], "Count__c": "secret", "Name": "x", "Price__c": Decimal("0.375")},
+        {"Id": ids[3], "SiteLat": "far", "SiteCity": "Rome", "Day__c": "2026-11-22"},
+    ]
+    rows = values.of_json(COLUMNS, given, values.Findings()).to_pylist()
+    assert [row["_unfit"] for row in rows] == [False, True, True, True]
+    assert [row["Count__c"] for row in rows] == [1, None, None, None]
+    assert [row["Day__c"] for row in rows] == [None, None, None, date(2026, 11, 22)]
+    assert rows[2]["Name"] == "x"
+    assert rows[3]["SiteAddress"] == {"City": "Rome", "Latitude": None}
+    said = [each.partition(" has more")[0].partition(" does not")[0] for each in caplog.messages]
+    assert sorted(said) == sorted(
+        [
+            f"Price__c of record {ids[0]}",
+            f"Count__c of record {ids[1]}",
+            f"Day__c of record {ids[1]}",
+            f"At__c of record {ids[1]}",
+            f"SiteLat of record {ids[3]}",
+        ]
+    )
+    assert "secret" not in caplog.text
 
 
 READ = Read(AsOf(7, 3), (AT, 5, 1), AT)

@@ -27,7 +27,15 @@ from sfpubsub.avro.columns import names_of, type_word
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.rest import ObjectDescription
 from sfpubsub.spark.mirror.described import Column, described, number_of
-from sfpubsub.spark.mirror.event_fields import member_of, sources_of, sql_of, take_source, takes
+from sfpubsub.spark.mirror.event_fields import (
+    Source,
+    member_of,
+    sources_of,
+    sql_of,
+    take_source,
+    takes,
+    unfit_sql_of,
+)
 from sfpubsub.spark.raw.frames import arrow_schema
 from sfpubsub.spark.tables.records import Fields
 
@@ -166,14 +174,27 @@ class Columns:
         found: dict[str, list[str]] = {}
         for field, sources in sources_of(plan).items():
             for source in sources:
-                for column in self._of(field):
-                    if takes(column, source):
-                        found.setdefault(column.name, []).append(sql_of(column, source))
-                        break
+                column = self._taking(field, source)
+                if column is not None:
+                    found.setdefault(column.name, []).append(sql_of(column, source))
         return {
             name: texts[0] if len(texts) == 1 else f"coalesce({', '.join(texts)})"
             for name, texts in found.items()
         }
+
+    def unfit_in_events(self, plan: Plan) -> str:
+        """Return the SQL condition that a row of the typed table has a value that does not fit.
+
+        `from_events` converts such a value to null.
+        """
+        found = [
+            condition
+            for field, sources in sources_of(plan).items()
+            for source in sources
+            if (column := self._taking(field, source)) is not None
+            for condition in unfit_sql_of(column, source)
+        ]
+        return " OR ".join(found) or "false"
 
     def fields(self, plan: Plan) -> Fields:
         """Return where each field and component of an event is stored: in a column or a struct."""
@@ -220,6 +241,10 @@ class Columns:
             )  # fmt: skip
         reported = None if found["reported"] is None else frozenset(found["reported"])
         return cls(found["entity"], tuple(columns), reported)
+
+    def _taking(self, field: str, source: Source) -> Column | None:
+        """Return the column that stores the event values at *source*."""
+        return next((each for each in self._of(field) if takes(each, source)), None)
 
     def _of(self, field: str) -> list[Column]:
         """Return the columns of a field; those from the describe result come first."""

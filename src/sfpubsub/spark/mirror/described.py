@@ -31,6 +31,10 @@ _UNREADABLE = ("base64", "complexvalue", "address", "location")
 # raised.
 _DIGITS = 18
 
+# First and last date that Python has (1 January of year 1 and 31 December of year 9999), in days
+# since 1970. Rows are merged by Python code.
+FIRST_DAY, LAST_DAY = -719_162, 2_932_896
+
 _KINDS = {
     "boolean": pa.bool_(),
     "int": pa.int64(),

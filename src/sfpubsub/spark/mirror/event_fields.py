@@ -8,7 +8,7 @@ the typed table to the types of the mirrored object.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sfpubsub.avro.columns import names_of, paths_of
 from sfpubsub.avro.typed_rows import Plan
-from sfpubsub.spark.mirror.described import Column, number_of
+from sfpubsub.spark.mirror.described import FIRST_DAY, LAST_DAY, Column, number_of
 from sfpubsub.spark.raw.frames import sql_text
 
 
@@ -151,19 +151,21 @@ def _convertible(old: pa.DataType, new: pa.DataType) -> bool:
 
 
 def _converted(value: str, old: pa.DataType, new: pa.DataType) -> str:
-    """Return SQL that converts *value* from type *old* to type *new*.
+    """Return SQL that converts *value* from type *old* to type *new*; null if it does not fit.
 
     Supports the types that `_convertible` accepts, and times of day.
     """
     if old == new:
         return value
-    # The cast uses the shortest decimal digits of the double, and rounds half away from zero.
+    # As `values.rounded`: the shortest decimal digits of the double, rounded half away from zero.
     if pa.types.is_decimal(new):
-        return f"CAST({value} AS DECIMAL({new.precision}, {new.scale}))"
+        return f"try_cast({value} AS DECIMAL({new.precision}, {new.scale}))"
     if pa.types.is_date(new):
-        days = f"CAST(floor({value} / {_MILLISECONDS_A_DAY}) AS INT)"
-        return f"date_add(DATE'1970-01-01', {days})"
-    return f"date_format(timestamp_millis({value}), {sql_text(_TIME_OF_DAY)})"
+        days = f"floor({value} / {_MILLISECONDS_A_DAY})"
+        date = f"date_add(DATE'1970-01-01', CAST({days} AS INT))"
+        return f"CASE WHEN {days} BETWEEN {FIRST_DAY} AND {LAST_DAY} THEN {date} END"
+    time = f"date_format(timestamp_millis({value}), {sql_text(_TIME_OF_DAY)})"
+    return f"CASE WHEN {value} BETWEEN 0 AND {_MILLISECONDS_A_DAY - 1} THEN {time} END"
 
 
 def sql_of(column: Column, source: Source) -> str:
@@ -173,11 +175,32 @@ def sql_of(column: Column, source: Source) -> str:
     """
     if column.type == source.type:
         return _quoted(source.name)
+    members = [(name, _converted(*each)) for name, *each in _members(column, source)]
+    if not pa.types.is_struct(column.type):
+        return members[0][1]
+    is_set = " OR ".join(f"{value} IS NOT NULL" for _, value in members)
+    values = ", ".join(f"{sql_text(name)}, {value}" for name, value in members)
+    return f"CASE WHEN {is_set} THEN named_struct({values}) END"
+
+
+def unfit_sql_of(column: Column, source: Source) -> Iterator[str]:
+    """Yield SQL conditions: each is true if a value at *source* does not fit into *column*."""
+    if column.type != source.type:
+        for _, value, old, new in _members(column, source):
+            if old != new:
+                yield f"({value} IS NOT NULL AND {_converted(value, old, new)} IS NULL)"
+
+
+def _members(column: Column, source: Source) -> Iterator[tuple[str, str, pa.DataType, pa.DataType]]:
+    """Yield the name of each struct member, its value as SQL, and the types of value and member.
+
+    A column that is not a struct is treated as its only member.
+    """
     if not pa.types.is_struct(column.type):
         path, kind = _whole(source)
-        return _converted(_quoted(*path), kind, column.type)
+        yield column.name, _quoted(*path), kind, column.type
+        return
     parts = {part.lower(): path for part, path in source.parts.items()}
-    members: list[tuple[str, str]] = []
     for member in column.type:
         if member.name.lower() in parts:
             path = parts[member.name.lower()]
@@ -187,10 +210,7 @@ def sql_of(column: Column, source: Source) -> str:
             value = _quoted(*whole)
         else:
             value, kind = f"CAST(NULL AS {_in_sql(member.type)})", member.type
-        members.append((member.name, _converted(value, kind, member.type)))
-    is_set = " OR ".join(f"{value} IS NOT NULL" for _, value in members)
-    values = ", ".join(f"{sql_text(name)}, {value}" for name, value in members)
-    return f"CASE WHEN {is_set} THEN named_struct({values}) END"
+        yield member.name, value, kind, member.type
 
 
 def _whole(source: Source) -> tuple[tuple[str, ...], pa.DataType]:

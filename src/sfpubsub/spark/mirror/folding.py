@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.spark.mirror.merging import Mirrored, Outcome, apply_changes, merge_absence, merge_row
@@ -55,6 +56,7 @@ PARTS = pa.schema(
         ("_asked", pa.int64()),  # only in rows of kind ENTRY
         ("_changed", pa.list_(pa.string())),
         ("_diffs", pa.list_(pa.string())),
+        ("_unfit", pa.bool_()),  # in rows of kinds CHANGE and FOUND
     ]
 )
 
@@ -169,6 +171,7 @@ def rows_without(rows: pa.Table, merging: Merging) -> pa.Table | None:
     for flag in FLAGS:
         columns[flag.name] = pa.repeat(pa.scalar(said[flag.name], flag.type), len(rows))
     columns["_is_deleted"] = rows["_is_deleted"]
+    columns["_complete"] = pc.and_(columns["_complete"], pc.invert(rows["_unfit"]))
     read = said["_read"] or dict.fromkeys(READ_TYPE.names)
     parts = [pa.repeat(pa.scalar(read[part.name], part.type), len(rows)) for part in READ_TYPE]
     parts[READ_TYPE.get_field_index("until")] = rows["_until"].combine_chunks()
@@ -250,7 +253,8 @@ def _take(
 ) -> None:
     part = facts["_part"]
     if part == CHANGE:
-        known.changes.append(change_of(facts, values))
+        change = change_of(facts, values)
+        known.changes.append(replace(change, unfit=True) if facts["_unfit"] else change)
     elif part == BEFORE:
         known.mirrored = Mirrored(record_of(facts, values), read_from(facts["_read"]))
     elif part == ENTRY:
@@ -266,7 +270,8 @@ def _take(
         known.read = replace(_read_of(merging), until=until)
         known.is_absent = part == ABSENT
         if part == FOUND:
-            known.row = Row(values, bool(facts["_is_deleted"]), merging.unread)
+            is_deleted, unfit = bool(facts["_is_deleted"]), bool(facts["_unfit"])
+            known.row = Row(values, is_deleted, merging.unread, unfit)
 
 
 def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[Any, ...]]:

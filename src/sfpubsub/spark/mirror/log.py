@@ -37,6 +37,7 @@ Kind = Literal["object", "ids", "sweep"]
 FACTS = pa.schema(
     [
         ("_is_deleted", pa.bool_()),
+        ("_unfit", pa.bool_()),  # a value did not fit its column, and is null
         ("_found", pa.bool_()),  # otherwise the record was requested but not returned
         ("_until", TIME),
         ("_piece", pa.int64()),

@@ -33,14 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sfpubsub.spark.mirror.reads import Entry, Read, Row, heals
-from sfpubsub.spark.tables.records import (
-    Change,
-    Cue,
-    Fields,
-    Fold,
-    Reason,
-    Record,
-)
+from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, Reason, Record
 
 # This package's change type for a record whose state comes from a read.
 READ = "READ"
@@ -101,6 +94,8 @@ def apply_changes(
     since = max((each.since for each in (read, newest) if each and each.since), default=None)
     fold = Fold(fields, before, since=since, until=None if read is None else read.until)
     _apply(fold, changes, about_all)
+    if read is not None and before is not None and before.reread_reason is None:
+        _doubt_after(fold, changes)
     added = tuple(Entry(record_id, cue) for cue in fold.cues)
     return Outcome(None if fold.record is None else Mirrored(fold.record, read), added)
 
@@ -133,11 +128,15 @@ def merge_row(
     if is_outdated(read, mirrored, newest):
         return Outcome(mirrored)
     healed, open_entries = _sorted_out(record_id, read, entries)
-    base = Record(_values(row, mirrored), row.is_deleted, True, None, None, None, None, 0, READ)
+    base = Record(
+        _values(row, mirrored), row.is_deleted, not row.unfit, None, None, None, None, 0, READ
+    )
     fold = Fold(fields, _placed(base, mirrored, read), since=read.since, until=read.until)
     _apply(fold, changes, [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
         raise AssertionError("bug in sfpubsub: a known record was lost while changes were applied")
+    if row.unfit:
+        _doubt_after(fold, changes)
     found = [Entry(record_id, cue) for cue in fold.cues]
     added = [each for each in found if each not in open_entries and not heals(read, each)]
     if any(_is_parked(each, record_id) for each in open_entries):
@@ -333,6 +332,20 @@ def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
         commit_number=old.commit_number,
         sequence_number=old.sequence_number,
     )
+
+
+def _doubt_after(fold: Fold, changes: Sequence[Change]) -> None:
+    """Ask for a read of a record that has changed since a read had a value that did not fit.
+
+    The change may have replaced that value.
+    """
+    record = fold.record
+    if not changes or fold.cues or record is None or record.is_complete or record.is_deleted:
+        return
+    last = changes[-1]
+    cue = Cue(Reason.UNFIT, last.change_type, last.commit_timestamp, last.ingest_seq)
+    fold.cues.append(cue)
+    fold.mark(cue)
 
 
 def _apply(fold: Fold, changes: Sequence[Change], cues: Iterable[Cue]) -> None:

@@ -165,6 +165,7 @@ class MirroredObject:
             "`_part`": str(CHANGE),
             "`_changed`": "concat(changed_fields, nulled_fields)",
             "`_diffs`": "diff_fields",
+            "`_unfit`": self.columns.unfit_in_events(plan),
         }
         return one.where("NOT endswith(record_id, '*')").selectExpr(*self._input(given))
 
@@ -189,6 +190,7 @@ class MirroredObject:
         given = {f"`{n}`": _as(n, there[n], kind) for n, kind in wanted.items() if n in there}
         given |= {
             "`_is_deleted`": "`_is_deleted`",
+            "`_unfit`": "`_unfit`",
             "`_read`": _until_sql("`_until`"),
             "`_part`": f"IF(`_found`, {FOUND}, {ABSENT})",
         }
@@ -237,6 +239,7 @@ class MirroredObject:
         given = {f"`{name}`": _literal(said[name], name) for name in FLAGS.names}
         own = {f"`{name}`": f"`{name}`" for name in ("record_id", *merging.types.names)}
         given |= {**own, "`_is_deleted`": "`_is_deleted`", "`_kind`": sql_text(CURRENT)}
+        given["`_complete`"] += " AND NOT `_unfit`"
         read = said["_read"] or dict.fromkeys(READ_TYPE.names)
         given["`_read`"] = _read_sql(read, "`_read`.`until`")
         return rows.selectExpr(*(f"{sql} AS {name}" for name, sql in given.items()))

@@ -95,6 +95,7 @@ class OrgReads:
         self._bulk_from = bulk_from
         self._piece_rows = piece_rows
         self._stop = stop
+        self._findings = values.Findings()
 
     def begin(self, wanted: Wanted, of: Reading, as_of: AsOf) -> Iterator[Marker]:
         """Start a read, and yield the marker of each piece once it is durable.
@@ -147,7 +148,7 @@ class OrgReads:
         rows = [row for row in found.values() if row is not None]
         absent = [{"Id": record_id} for record_id, row in found.items() if row is None]
         parts = [
-            _with_flags(values.of_json(of.columns, part), part, found=is_found)
+            _with_flags(values.of_json(of.columns, part, self._findings), part, found=is_found)
             for part, is_found in ((rows, True), (absent, False))
         ]
         done = replace(
@@ -170,7 +171,7 @@ class OrgReads:
                 found = self._page(_query(of, marker, after, most), marker.kind)
                 rows += found
                 after, is_last = (found[-1]["Id"] if found else after), len(found) < most
-            part = _with_flags(values.of_json(of.columns, rows), rows, found=True)
+            part = _with_flags(values.of_json(of.columns, rows, self._findings), rows, found=True)
             marker = replace(
                 marker,
                 after=after,
@@ -213,9 +214,21 @@ class OrgReads:
                     total=job.records_processed,
                 )
                 _check_count(job, marker)
-                marker = of.log.add(of.columns, _of_page(of, page, marker), marker)
+                marker = of.log.add(of.columns, self._of_page(of, page, marker), marker)
             yield marker
         self._reader.jobs.delete(job.id)
+
+    def _of_page(self, of: Reading, page: Any, marker: Marker) -> Iterator[pa.Table]:
+        blocks = values.of_csv(
+            of.columns,
+            page.file,
+            marker.selected,
+            has_header=page.has_header,
+            findings=self._findings,
+        )
+        for rows, texts in blocks:
+            flags = texts[_DELETED] if _DELETED in texts.column_names else None
+            yield _flagged(rows, values.flags_of(flags, len(rows)), found=True)
 
     def _wait(self, job_id: str) -> QueryJob:
         deadline = time.monotonic() + _JOB_TIMEOUT
@@ -236,13 +249,6 @@ def _query(of: Reading, marker: Marker, after: str | None = None, most: int | No
         return soql
     where = f" WHERE Id > '{after}'" if after else ""
     return f"{soql}{where} ORDER BY Id LIMIT {most}"
-
-
-def _of_page(of: Reading, page: Any, marker: Marker) -> Iterator[pa.Table]:
-    blocks = values.of_csv(of.columns, page.file, marker.selected, has_header=page.has_header)
-    for rows, texts in blocks:
-        flags = texts[_DELETED] if _DELETED in texts.column_names else None
-        yield _flagged(rows, values.flags_of(flags, len(rows)), found=True)
 
 
 def _with_flags(table: pa.Table, rows: Sequence[Mapping[str, Any]], *, found: bool) -> pa.Table:

@@ -96,6 +96,8 @@ class Row:
     """True for a record in the Recycle Bin, as returned by queryAll."""
     unread: tuple[int, ...] = ()
     """Indexes of the columns that the read did not select, whose known values are kept."""
+    unfit: bool = False
+    """Whether a value did not fit its column, and is null instead."""
 
 
 @dataclass(frozen=True, slots=True)

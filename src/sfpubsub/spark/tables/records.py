@@ -59,6 +59,8 @@ class Reason(enum.StrEnum):
     """Fields that no event reports, such as formula fields, need a refresh."""
     UNREPORTED = "unreported"
     """The record was created by an event, and the object has fields that no event reports."""
+    UNFIT = "unfit"
+    """An event has a value that does not fit its column, or may have replaced such a value."""
     SWEEP = "sweep"
     """The org returned a record that the table does not contain, or did not return one that it
     contains.
@@ -197,6 +199,8 @@ class Change:
     """Names of the fields that an UPDATE changed or set to null; parts as ``Parent.Child``."""
     diffs: Sequence[str] = ()
     """Those fields in `changed` whose text was sent as a diff."""
+    unfit: bool = False
+    """Whether one of `values` did not fit its column, and is null instead. Only in a mirror."""
 
     @property
     def order(self) -> tuple[datetime, int, int]:
@@ -338,6 +342,8 @@ class Fold:
         if old is not None and _is_renumbered(old, change):
             self.renumbered.append((old.order[0], change.order[0]))
         self.record, doubt = self._after(change)
+        if change.unfit:
+            self.record, doubt = replace(self.record, is_complete=False), doubt or Reason.UNFIT
         if doubt is not None:
             self._doubt(doubt, change)
         self.versions.append(self.record)
