@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 
+from sfpubsub.emulator.org.records.fields import SObject
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.spark.mirror import log
@@ -117,6 +118,32 @@ def test_fields_that_change_or_go_are_followed_without_an_event(
         assert world.rows()[first]["Old__c"] == "y"
         assert mirror.report.reads == 3
         world.check()
+
+
+def test_archived_records_are_not_suspected_by_a_sweep(world: World):
+    """A sweep, a comparison of all ids, finds archived records, which only queryAll returns, so it
+    asks for no read of them, and they stay in the table.
+    """
+    task = {
+        "name": "Task",
+        "key_prefix": "00T",
+        "archivable": True,
+        "fields": [{"name": "Subject", "type": "string"}],
+    }
+    records = world.emulator.records
+    records.put_object(SObject(task))
+    made = [records.create("Task", {"Subject": str(n)}, world.user) for n in range(3)]
+    records.delete("Task", made[2], world.user)
+    world.objects = ["Task"]
+    with world.mirror(sweep=3600.0) as mirror:
+        world.settle(mirror)
+        merged = mirror.report.records
+        records.archive("Task", made[0])
+        world.wall += 3600.0
+        world.settle(mirror)
+        assert "Task: reading all ids" in world.said
+        assert mirror.report.records == merged
+        assert [world.rows("Task")[each]["_is_deleted"] for each in made] == [False, False, True]
 
 
 @pytest.mark.slow  # over a minute

@@ -114,7 +114,7 @@ class OrgReads:
         if (marker.total or 0) < self._bulk_from and len(_query(of, marker)) < _LONGEST_QUERY:
             yield from self._by_queries(of, marker)
             return
-        job = self._reader.jobs.create(_query(of, marker), all_rows=marker.kind == "object")
+        job = self._reader.jobs.create(_query(of, marker), all_rows=True)
         begun = of.log.add(of.columns, (), replace(marker, job=job.id))
         yield begun
         yield from self._by_job(of, begun)
@@ -140,8 +140,8 @@ class OrgReads:
             yield from self._by_queries(of, last)
 
     def _count(self, entity: str) -> int:
-        pages = self._reader.query(f"SELECT COUNT() FROM {entity}")  # noqa: S608  # no SQL
-        return next(iter(pages)).total
+        soql = f"SELECT COUNT() FROM {entity}"  # noqa: S608  # no SQL
+        return next(iter(self._reader.query(soql, all_rows=True))).total
 
     def _by_ids(self, ids: Sequence[str], of: Reading, marker: Marker) -> Marker:
         found = self._reader.retrieve(of.entity, ids, marker.selected)
@@ -168,7 +168,7 @@ class OrgReads:
             while len(rows) < self._piece_rows and not is_last:
                 self._stop()
                 most = min(_PAGE, self._piece_rows - len(rows))
-                found = self._page(_query(of, marker, after, most), marker.kind)
+                found = self._page(_query(of, marker, after, most))
                 rows += found
                 after, is_last = (found[-1]["Id"] if found else after), len(found) < most
             part = _with_flags(values.of_json(of.columns, rows, self._findings), rows, found=True)
@@ -183,8 +183,9 @@ class OrgReads:
             marker = of.log.add(of.columns, [part], marker)
             yield marker
 
-    def _page(self, soql: str, kind: Kind) -> list[Mapping[str, Any]]:
-        pages = self._reader.query(soql, all_rows=kind == "object")
+    def _page(self, soql: str) -> list[Mapping[str, Any]]:
+        # Otherwise archived activities are left out, which the org does not call deleted.
+        pages = self._reader.query(soql, all_rows=True)
         return [row for page in pages for row in page.rows]
 
     def _by_job(self, of: Reading, marker: Marker) -> Iterator[Marker]:
@@ -244,11 +245,12 @@ class OrgReads:
 
 
 def _query(of: Reading, marker: Marker, after: str | None = None, most: int | None = None) -> str:
-    soql = f"SELECT {', '.join(marker.selected)} FROM {of.entity}"  # noqa: S608  # names only
-    if most is None:
-        return soql
-    where = f" WHERE Id > '{after}'" if after else ""
-    return f"{soql}{where} ORDER BY Id LIMIT {most}"
+    conditions = [f"{_DELETED} = false"] if marker.kind == "sweep" and of.has_bin else []
+    if after is not None:
+        conditions.append(f"Id > '{after}'")
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    soql = f"SELECT {', '.join(marker.selected)} FROM {of.entity}{where}"  # noqa: S608  # no SQL
+    return soql if most is None else f"{soql} ORDER BY Id LIMIT {most}"
 
 
 def _with_flags(table: pa.Table, rows: Sequence[Mapping[str, Any]], *, found: bool) -> pa.Table:
