@@ -36,6 +36,7 @@ from sfpubsub.spark.tables.records import Cue, Reason
 from sfpubsub.spark.tables.target import Place
 from tests.rest.support import QUICK, reader_of
 from tests.spark.conftest import TABLE_FORMAT
+from tests.spark.mirror.mirror_world import World
 
 ORDERS = 30
 MARGIN = 300.0
@@ -144,14 +145,45 @@ def test_every_difference_is_reported_with_its_possible_reason(
     assert (found[unknown].in_org, found[unknown].in_table) == (True, False)
     assert (found[gone].in_org, found[gone].in_table) == (False, True)
     assert late not in found
-    assert lake.verification.compared == ORDERS - 2
-    assert lake.verification.equal == ORDERS - 2 - 6
+    assert lake.verification.compared == ORDERS + 1  # including a record made since
+    assert lake.verification.equal == ORDERS + 1 - len(found)
     assert sum(lake.verification.differing.values()) == len(found)
     # Within the margin of 300 seconds, every change of the org counts as recent.
     assert lake.differences(later=0.0)[unknown].why is Why.RECENT
     sampled = lake.differences(sample=5)
     assert lake.verification.compared == 5
     assert sampled.keys() <= found.keys()
+
+
+def test_changes_after_the_mirror_stopped_are_explained(
+    spark: SparkSession, run_emulator: Callable[..., EmulatorServer], tmp_path: Path
+):
+    """Changes that were made after a mirror stopped are explained as recent, although its table
+    has not had a single event, however long ago they were. Changes from before its last read are
+    not, and the counts add up.
+    """
+    world = World(spark, tmp_path, run_emulator(), TABLE_FORMAT)
+    old = world.create(5)
+    with world.mirror() as mirror:
+        world.settle(mirror)
+    made = world.create(3)
+    for record_id in old[:2]:
+        world.update(record_id, Phone="1")
+    world.emulator.records.delete("Account", old[2], world.user)
+    reader = reader_of(world.emulator)
+
+    def verified(margin: float) -> dict[str, int]:
+        found = Verification(
+            spark, reader, world.to, "Account", format=TABLE_FORMAT, margin=margin,
+            clock=lambda: time.time() + 1e6,  # long after the margin
+        )  # fmt: skip
+        assert {each.record_id for each in found.differences()} == {*made, *old[:3]}
+        assert found.compared == found.equal + sum(found.differing.values()) == 8
+        return found.differing
+
+    assert verified(MARGIN) == {Why.RECENT: 6}
+    # Without a margin, the mirror's read counts as later by the margin that it had.
+    assert verified(0.0) == {"unexplained": 6}
 
 
 @pytest.mark.slow  # starts a JVM

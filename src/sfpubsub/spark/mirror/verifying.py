@@ -38,6 +38,9 @@ _PART_ROWS = 50_000
 # Fields with the time of the last change, the more precise one first. Not all objects have both.
 _CHANGED = ("SystemModstamp", "LastModifiedDate")
 
+# `Read.until` is this much later, because the org's Date header has a resolution of one second.
+_SECOND = timedelta(seconds=1)
+
 # Number of ids per query for deleted records. An id takes 21 characters of a URL, which is limited
 # to 16,384.
 _ASKED_AT_ONCE = 200
@@ -49,7 +52,9 @@ class Why(enum.StrEnum):
     QUEUED = "queued"
     """The reread queue has an open entry for the record, so the mirror will read it."""
     RECENT = "recent"
-    """The record changed within the margin, or after the newest event in the table."""
+    """The record changed within the margin, or after what the table is known to contain: its newest
+    event, and its last read.
+    """
     UNREPORTED = "unreported"
     """Only fields that no event reports differ, such as formulas: the next refresh updates them."""
     PURGED = "purged"
@@ -95,7 +100,9 @@ class Verification:
     margin: float = 300.0
     clock: Callable[[], float] = time.time
     compared: int = 0
-    """Number of records of the table that were compared with the org."""
+    """Number of records compared: those of the table and, without a sample, those that only the org
+    has. The sum of `equal` and all counts in `differing`.
+    """
     equal: int = 0
     differing: dict[str, int] = field(default_factory=dict)
     """Number of differing records by `Why`; those without a reason under ``unexplained``."""
@@ -111,7 +118,7 @@ class Verification:
         """
         grant = present_grant(self.reader, self.entity)
         sides = _Sides.of(self)
-        swept = None if self.sample is not None else _ids(self.reader, sides.entity)
+        swept = None if self.sample is not None else sides.ids()
         for rows in self._rows(sides):
             found = sides.rows_of_org(list(rows))
             for record_id, row in rows.items():
@@ -123,6 +130,7 @@ class Verification:
         for ids in _chunks(sorted(swept or ()), MOST_IDS):
             for record_id, there in sides.rows_of_org(ids).items():
                 if there is not None:
+                    self.compared += 1
                     yield from self._counted(sides.missing(record_id, there))
         if not present_grant(self.reader, self.entity).continues(grant):
             raise PermissionDeniedError(
@@ -166,7 +174,7 @@ class _Sides:
     """
 
     reader: OrgReader
-    entity: str
+    description: ObjectDescription
     columns: Columns
     names: Sequence[str]
     changed: str | None
@@ -192,19 +200,30 @@ class _Sides:
             tuple(each for each in columns.columns if each.name in schema.names),
             _event_names(opened, description.name),
         )
-        margin = datetime.fromtimestamp(asked.clock() - asked.margin, UTC)
-        newest = table.agg(f.max("_commit_timestamp").alias("at")).toArrow()["at"][0].as_py()
+        recent = datetime.fromtimestamp(asked.clock() - asked.margin, UTC)
+        through = _through(table, timedelta(seconds=asked.margin))
         return cls(
             asked.reader,
-            description.name,
+            description,
             columns,
             [each.name for each in columns.columns if each.described],
             _changed(description),
             frozenset(columns.unreported),
             _open_entries(opened, description.name),
-            margin if newest is None else min(margin, newest + timedelta(milliseconds=1)),
+            recent if through is None else min(recent, through + timedelta(milliseconds=1)),
             lambda: opened(description.name),
         )
+
+    @property
+    def entity(self) -> str:
+        """Name of the object."""
+        return self.description.name
+
+    def ids(self) -> set[str]:
+        """Return the ids of the org's records, including archived ones, but not deleted ones."""
+        where = " WHERE IsDeleted = false" if self.description.field("IsDeleted") else ""
+        soql = f"SELECT Id FROM {self.entity}{where}"  # noqa: S608  # SOQL, and a described name
+        return {row["Id"] for page in self.reader.query(soql, all_rows=True) for row in page.rows}
 
     def live(self) -> DataFrame:
         """Return the table's current rows, without those of deleted records."""
@@ -332,9 +351,19 @@ def _open_entries(opened: Callable[[str], DataFrame], entity: str) -> tuple[str 
     return tuple(row["record_id"] for row in rows.distinct().collect())
 
 
-def _ids(reader: OrgReader, entity: str) -> set[str]:
-    soql = f"SELECT Id FROM {entity}"  # noqa: S608  # SOQL, and a name that was described
-    return {row["Id"] for page in reader.query(soql) for row in page.rows}
+def _through(table: DataFrame, margin: timedelta) -> datetime | None:
+    """Return the time up to which the table contains the org's changes; None if it is unknown.
+
+    The table may have been left alone since, so a later difference is no error of the mirror.
+    """
+    times = [f.max("_commit_timestamp").alias("event")]
+    if "_read" in table.columns:
+        # A read of the whole object sets this in every live row.
+        times.append(f.min(f.when(~f.col("_is_deleted"), f.col("_read.until"))).alias("read"))
+    row = table.agg(*times).toArrow().to_pylist()[0]
+    # `Read.until` is a margin later than the response, which itself may lag by a margin.
+    read = None if row.get("read") is None else row["read"] - 2 * margin - _SECOND
+    return max((each for each in (row["event"], read) if each is not None), default=None)
 
 
 def _chunks(ids: Sequence[str], size: int) -> Iterator[list[str]]:
