@@ -369,8 +369,9 @@ def test_event_value_is_in_the_column_of_its_type(spark: SparkSession):
 
 
 def test_doubles_of_events_are_rounded_as_numbers_of_reads(spark: SparkSession):
-    """A double in an event becomes the same decimal as its digits in an answer of the org, and is
-    null and flagged in the same cases: ties, long fractions, and too many digits.
+    """A double in an event becomes the same decimal as its digits in an answer of the org, up to
+    the 15 digits that a double has for certain, and is null and flagged in the same cases: ties,
+    long fractions, and too many digits.
     """
     rng = random.Random(5)
     doubles = [0.0033333333333333335, 1.005, 2.675, 0.125, -0.125, 1e15, 123456789012345.675]
@@ -392,7 +393,11 @@ def test_doubles_of_events_are_rounded_as_numbers_of_reads(spark: SparkSession):
     found = frame.selectExpr(*given).toArrow().to_pylist()
     for double, row in zip(doubles, found, strict=True):
         wanted = [rounded(repr(double), pa.decimal128(18, scale)) for scale in scales]
-        assert [row[name] for name in names] == wanted, repr(double)
+        for name, number in zip(names, wanted, strict=True):
+            if number is None or len(number.as_tuple().digits) <= 15:
+                assert row[name] == number, repr(double)
+            else:  # Java before 19 prints a double with a digit too many, which may differ
+                assert float(row[name]) == pytest.approx(float(number), rel=1e-15), repr(double)
         assert row["_unfit"] is (None in wanted), repr(double)
 
 

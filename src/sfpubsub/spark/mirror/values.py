@@ -70,8 +70,10 @@ class Findings:
 def rounded(text: str, kind: pa.Decimal128Type) -> Decimal | None:
     """Return a number rounded to the scale of *kind*, halves away from zero.
 
-    This is how Spark casts the double of an event, too. Return None if *text* is not a number, or
-    has too many digits before the decimal point.
+    This is how Spark casts the double of an event, too, but for the digits after the 15th: Java
+    before version 19 does not print the fewest that identify a double.
+
+    Return None if *text* is not a number, or has too many digits before the decimal point.
     """
     context = Context(
         prec=kind.precision, rounding=ROUND_HALF_UP, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[]
