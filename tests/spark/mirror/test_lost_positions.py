@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.spark.ingest.sidecars import KeptGap
 from sfpubsub.spark.mirror.selection import LOOK_EVERY, SETTLING
 from sfpubsub.spark.raw.sidecar_files import read_sidecar
 from sfpubsub.spark.raw.sources import Source
@@ -65,6 +67,10 @@ def test_run_once_after_80_hours_rereads_what_was_lost(world: World, kind: str, 
     with world.mirror() as mirror:
         world.settle(mirror)
         world.check()
+        state = world.stream.state()
+        assert mirror.is_settled(state)
+        assert not mirror.is_settled(replace(state, has_open_gap=True))
+        assert not mirror.is_settled(replace(state, gaps=(KeptGap("new.json", None),)))
     world.update(old[0], Phone="1")  # its event expires before it is received
     world.emulator.clock.jump(80 * 3600.0)
     for reads in (1, 0):

@@ -32,6 +32,7 @@ from sfpubsub.spark.ingest.streams import Watched
 from sfpubsub.spark.ingest.together import Member, SharedWriter
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.mirror.backlog import Backlog
+from sfpubsub.spark.mirror.open_gap import OpenGap
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.stores.schema_store import SchemaStore
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
 
 _log = logging.getLogger("sfpubsub.spark")
-
-# Reasons of gaps that are found while the stream already has its position after them.
-_ON_THE_STREAM = frozenset({"expired", "rights", "deselected"})
 
 # Maximum seconds to wait for the current write at the end.
 _JOIN = 60.0
@@ -124,8 +122,7 @@ class MirrorStream:
         self._job: IngestJob | None = None
         self._error: BaseException | None = None
         self._health: Health | None = None
-        self._at_gap: tuple[int, ReplayId | None] = (0, None)
-        self._is_awaited = False  # whether the mirror waits for a position behind a gap
+        self._open_gap = OpenGap()
         self._gaps: tuple[KeptGap, ...] = ()
         # Number of the subscription's gaps when `_gaps` was read; -1 before.
         self._gaps_read = -1
@@ -217,19 +214,9 @@ class MirrorStream:
 
     def _has_open_gap(self, health: Health, position: ReplayId | None) -> bool:
         """Return whether the stream has yet to continue after a gap; if not, update `_gaps`."""
-        count, (seen, at) = len(health.gaps), self._at_gap
-        lost = sum(gap.reason not in _ON_THE_STREAM for gap in health.gaps)
-        if lost > seen:
-            self._at_gap, self._is_awaited = (lost, position), True
+        count = len(health.gaps)
+        if self._open_gap.is_open(health, position, self.job.kept_gaps):
             return True
-        if seen:
-            is_behind = position is not None and position != at
-        # Gaps of an earlier process are resolved once the service accepts the table's position.
-        else:
-            is_behind = health.last_position is not None
-        if not is_behind or self.job.kept_gaps < count:
-            return True
-        self._is_awaited = False
         if self._gaps_read != count:
             self._gaps, self._gaps_read = tuple(self._sidecars.gaps()), count
         return False
@@ -285,7 +272,7 @@ class MirrorStream:
             return client.subscribe_managed(self._source.name, ack="manual", max_unacked=unacked)
         return client.subscribe(
             self._source.name,
-            replay=_AnchoredStore(self._member, self._start, lambda: self._is_awaited),
+            replay=_AnchoredStore(self._member, self._start, lambda: self._open_gap.is_awaited),
             replay_fallback=self._fallback,
             ack="manual",
             max_unacked=unacked,
