@@ -134,8 +134,7 @@ class Mirror:
         self._agenda = Agenda(self.settings.refresh_formulas, self.settings.sweep)
         self._turns = Turns()
         self._gaps: set[str] = set()
-        self.waiting: Waiting = Waiting()
-        """Why objects wait. Used only by the mirror's thread."""
+        self.waiting = Waiting()  # used only by the mirror's thread; `status` tells others
         self._failures = Failures(self.waiting)
         self._backlog: Backlog | None = None
         self._statuses: tuple[ObjectStatus, ...] = ()
@@ -558,6 +557,8 @@ class Mirror:
             self._fail(name, error)
             return
         self._unchecked.remove(name)
+        if not self._safeguards.rights:  # otherwise the first check of the rights does so
+            self.waiting.end(name, Why.RIGHTS)
         if self._failures.is_there(name):
             self._say(f"{name}: the org has it again, so all its records are reread")
             self._ask(name, Reason.GAP)
