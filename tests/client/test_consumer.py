@@ -164,6 +164,18 @@ def test_last_batch_is_in_hand_until_the_next_request():
     assert harness.consumer.in_hand is None
 
 
+def test_a_batch_in_hand_may_be_dropped_before_the_next_request():
+    """If a drain discards everything while a batch is in hand, the next request finds no other."""
+    harness = ConsumerHarness()
+    harness.queue = [arrival(5, b"\x02")]
+    assert harness.hand_out() == [5]
+    assert harness.consumer.next(0.0, None, over=False, discarded=True) == WaitUntil(None)
+    harness.consumer.asked()
+    assert harness.consumer.in_hand is None
+    harness.over = harness.discarded = True
+    assert harness.step() == End()
+
+
 def test_only_one_event_is_in_hand_when_iterating_over_events():
     """When events are iterated over one by one, only the current one is in hand.
 

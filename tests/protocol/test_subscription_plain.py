@@ -190,3 +190,12 @@ def test_drain_half_closes_and_leaves_the_position_storable() -> None:
 
     assert script.finish == Finish(None)
     assert script.protocol.storable() == rid(2)
+
+
+def test_a_gap_that_the_application_found_is_reported_like_its_own() -> None:
+    """A gap that the application found, such as an expired position, is reported and counted."""
+    script = streaming(LATEST)
+    gap = Gap("expired", NAME)
+
+    assert script.protocol.report_gap(gap) == [ReportGap(gap)]
+    assert script.protocol.health().gaps == (gap,)

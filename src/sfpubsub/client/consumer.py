@@ -222,8 +222,9 @@ class Consumer:
 
     def found(self, codecs: dict[str, Codec]) -> None:
         """Add the codecs of fetched schemas, by schema id."""
-        if self._head is not None:
-            self._head.codecs.update(codecs)
+        if self._head is None:
+            raise AssertionError("no response needs a schema")
+        self._head.codecs.update(codecs)
 
     def not_found(self, error: SfPubSubError, now: float, jitter: float, *, over: bool) -> None:
         """Handle a failure to fetch a schema.
@@ -250,8 +251,9 @@ class Consumer:
 
     def set_aside(self) -> None:
         """Record that the events of the preceding `Quarantine` step have been stored durably."""
-        if self._head is not None:
-            self._head.is_set_aside = True
+        if self._head is None:
+            raise AssertionError("no response has undecodable events")
+        self._head.is_set_aside = True
 
     def pause(self, paused: bool) -> None:
         """Set whether deliveries are paused."""
