@@ -113,6 +113,7 @@ def test_spark_reads_all_sidecars(spark, lake: Path, tmp_path: Path, clock: Cloc
         "reason": "rejected",
         "after": replay_id(1).hex(),
         "before": None,
+        "entity": None,
         "error_code": "corrupted",
         "rpc_id": "rpc-1",
         "noted_at": 1000.0,
