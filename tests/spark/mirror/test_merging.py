@@ -60,7 +60,7 @@ def test_examples_cover_every_reason_for_a_reread():
     class Machine(MirrorMachine):
         seen: ClassVar[set[Reason]] = set()
 
-    run_state_machine_as_test(Machine, settings=settings(BOUNDED, max_examples=200))
+    run_state_machine_as_test(Machine, settings=settings(BOUNDED, max_examples=500))
     assert Machine.seen == set(Reason) - {Reason.RESTORED, Reason.UNFIT}
 
 
