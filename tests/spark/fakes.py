@@ -100,6 +100,9 @@ class FakeSubscription:
             responses=self.next_seq,  # all delivered events were received
         )
 
+    def report_gap(self, gap: Gap) -> None:
+        self.gaps = (*self.gaps, gap)
+
     def __enter__(self) -> FakeSubscription:
         return self
 

@@ -118,6 +118,7 @@ def test_a_mirror_survives_that_its_rights_are_withdrawn(world: World):
         world.check()
 
 
+@pytest.mark.slow  # three whole reads and two sweeps
 def test_many_purged_records_wait_for_a_confirmation(world: World):
     """Records that were purged without an event are deleted after two reads. More than ten in a day
     are parked, and nothing else stops; a user confirms their number, and no more than that.
