@@ -321,7 +321,7 @@ def test_queries(emulator):
         ("SELECT Id Name FROM ManagedEventSubscription", "MALFORMED_QUERY"),
         ("SELECT COUNT() FROM ManagedEventSubscription", "MALFORMED_QUERY"),
         ("SELECT Id FROM ManagedEventSubscription WHERE Id != 'x'", "MALFORMED_QUERY"),
-        ("SELECT Id FROM ManagedEventSubscription WHERE Id IN ('x')", "MALFORMED_QUERY"),
+        ("SELECT Id FROM ManagedEventSubscription WHERE Id IN ()", "MALFORMED_QUERY"),
         ("SELECT Id FROM ManagedEventSubscription WHERE Id = 'x' OR Id = 'y'", "MALFORMED_QUERY"),
         ("SELECT Id FROM ManagedEventSubscription WHERE Id = x", "MALFORMED_QUERY"),
         ("SELECT Id FROM ManagedEventSubscription WHERE Id = 'x", "MALFORMED_QUERY"),

@@ -153,7 +153,7 @@ class StreamDriver(CallDriver[OpenStream]):
 
     def report_gap(self, gap: Gap) -> None:
         """Report a gap that the application found; it is logged and passed to `on_gap`."""
-        self._post(lambda _now: self._protocol.report_gap(gap))
+        self._do(lambda _now: self._protocol.report_gap(gap))
 
     def commit(self, timeout: float) -> CommitReceipt:
         """Commit the acked events, and wait for the service's confirmation.
@@ -189,11 +189,16 @@ class StreamDriver(CallDriver[OpenStream]):
             self._tickets.add(ticket, pending)
             return commands
 
-        if self.over:  # the client's thread may have ended; the protocol does not change any more
-            ask(self._clock())
-        else:
-            self._post(ask)
+        self._do(ask)
         return pending
+
+    def _do(self, happened: Callable[[float], list[Command]]) -> None:
+        """Handle an input that has an effect after the end as well, when no thread may be left."""
+        if self.over:  # nothing else changes the protocol any more
+            for command in happened(self._clock()):
+                self._tell(command)
+        else:
+            self._post(happened)
 
     def unconfirmed(self, timeout: float) -> CommitError:
         """Return the error for a commit that was not confirmed within *timeout* seconds."""

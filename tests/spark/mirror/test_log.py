@@ -27,11 +27,9 @@ COLUMNS = Columns("Account", tuple(Column(name, pa.string(), name, "", (name,)) 
 
 def rows(*ids: str) -> pa.Table:
     """Return one row for each record id."""
-    found = [
-        {"record_id": record_id, "_is_deleted": False, "_found": True, **dict.fromkeys(FIELDS, "x")}
-        for record_id in ids
-    ]
-    types = {"record_id": pa.string(), "_is_deleted": pa.bool_(), "_found": pa.bool_()}
+    flags = {"_is_deleted": False, "_found": True, "_unfit": False}
+    found = [{"record_id": each, **flags, **dict.fromkeys(FIELDS, "x")} for each in ids]
+    types = {"record_id": pa.string(), **dict.fromkeys(flags, pa.bool_())}
     return pa.Table.from_pylist(
         found, pa.schema([*types.items(), *((name, pa.string()) for name in FIELDS)])
     )

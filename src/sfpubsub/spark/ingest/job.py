@@ -252,9 +252,6 @@ class IngestJob:
                 self._write()
                 self._finish()
                 health = self._take_stock(self._clock())
-                if not health.has_ended:
-                    health = self._subscription.health()  # with a gap that the look has found
-                    self._keep_gaps(health.gaps)
                 return Summary(self.progress, ending, health.gaps)
             try:
                 batch = self._subscription.next_batch(timeout=self._patience())
