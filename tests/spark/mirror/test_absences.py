@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.errors import PermissionDeniedError
@@ -22,8 +24,9 @@ from sfpubsub.spark.mirror.absences import (
 )
 from sfpubsub.spark.mirror.job import Mirror
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
+from tests.conftest import until
 from tests.spark.conftest import TABLE_FORMAT
-from tests.spark.mirror.mirror_world import World
+from tests.spark.mirror.mirror_world import PATIENCE, World
 
 CLERK = "clerk@example.com"
 
@@ -38,10 +41,10 @@ def world(spark: SparkSession, tmp_path: Path) -> Iterator[World]:
         yield world
 
 
-@pytest.mark.parametrize("alone", ["rights", "twice", "limit"])
-def test_each_safeguard_alone_keeps_the_rows_of_hidden_records(world: World, alone: str):
+@pytest.mark.parametrize("alone", ["rights", "twice", "limit", None])
+def test_each_safeguard_alone_keeps_the_rows_of_hidden_records(world: World, alone: str | None):
     """View All is withdrawn, and then all records are reread: none of them counts as deleted, even
-    if only one of the three safeguards is there.
+    if only one of the three safeguards is there. Without any of them, all do.
     """
     names = ("rights", "twice", "limit")
     world.safeguards = Safeguards(**{name: name == alone for name in names})
@@ -55,11 +58,13 @@ def test_each_safeguard_alone_keeps_the_rows_of_hidden_records(world: World, alo
         elif alone == "twice":
             world.until(mirror, lambda: mirror.status()[0].queued == len(old))  # missing once
             world.until(mirror, lambda: "rights" in mirror.status()[0].waits)
-        else:
+        elif alone == "limit":
             world.until(mirror, lambda: mirror.status()[0].parked_rows == len(old))
+        else:
+            world.settle(mirror)
     rows = world.rows()
     assert rows.keys() == set(old)
-    assert not any(row["_is_deleted"] for row in rows.values())
+    assert {row["_is_deleted"] for row in rows.values()} == {alone is None}
 
 
 def test_deletions_are_counted_per_day():
@@ -84,11 +89,12 @@ def test_deletions_are_counted_per_day():
 
 
 def test_a_mirror_survives_that_its_rights_are_withdrawn(world: World):
-    """A mirror does not start without View All. If that is withdrawn later, the object waits,
-    a gap is written, and no row is deleted. A restart with a new grant finds the interruption: once
-    the service is sure to deliver events again, all records are reread.
+    """A mirror does not start without View All. If that is withdrawn later, each object waits, also
+    one that a signal added, a gap is written, and no row is deleted. A restart with a new grant
+    finds the interruption: all records are reread once the service is sure to deliver events again.
     """
     old = world.create(30)
+    contact = world.emulator.records.create("Contact", {"LastName": "Doe"}, world.user)
     accounts, records = world.emulator.accounts, world.emulator.records
     accounts.put_user(CLERK, view_all=False)
     with pytest.raises(PermissionDeniedError, match="Account"), world.mirror() as mirror:
@@ -96,26 +102,68 @@ def test_a_mirror_survives_that_its_rights_are_withdrawn(world: World):
     accounts.put_user(CLERK, view_all=True)
     with world.mirror() as mirror:
         world.settle(mirror)
+        Mailbox(None, world.place).put(Signal("add", "Contact"))
+        world.until(mirror, lambda: mirror.report.reads == 2)
+        world.settle(mirror)
         world.check()
 
         accounts.put_user(CLERK, view_all=False)
-        Mailbox(None, world.place).put(Signal("reread", "Account"))
-        world.until(mirror, lambda: "rights" in mirror.status()[0].waits)
-        assert mirror.status()[0].state == "waiting"
+        for name in ("Account", "Contact"):
+            Mailbox(None, world.place).put(Signal("reread", name))
+        world.until(mirror, lambda: all("rights" in each.waits for each in mirror.status()))
+        assert [each.state for each in mirror.status()] == ["waiting"] * 2
         with pytest.raises(PermissionDeniedError, match="View All"):
             mirror.run(world.stream.state, once=True)
-        (gap,) = [json.loads(each.read_text()) for each in (world.to / "_raw" / "_gaps").glob("*")]
-        assert (gap["reason"], gap["entity"]) == ("rights", "Account")
-    rows = world.rows().values()
+        gaps = [json.loads(each.read_text()) for each in (world.to / "_raw" / "_gaps").glob("*")]
+        told = sorted((gap["reason"], gap["entity"]) for gap in gaps)
+        assert told == [("rights", "Account"), ("rights", "Contact")]
+    rows = [*world.rows().values(), *world.rows("Contact").values()]
+    assert contact in {row["record_id"] for row in rows}
     assert not any(row["_is_deleted"] for row in rows)
     world.update(old[0], Name="withheld")
     records.delete("Account", old[1], world.user)
     accounts.put_user(CLERK, view_all=True)
     with world.mirror() as mirror:
         world.before = world.events()  # what was withheld is never delivered
-        world.until(mirror, lambda: mirror.report.reads == 1)
+        world.until(mirror, lambda: mirror.report.reads == 2)
         world.settle(mirror)
         world.check()
+
+
+class SlowRights(World):
+    """A world whose org shares the mirror's clock, so that streams see new rights minutes later."""
+
+    def pass_time(self, seconds: float) -> None:
+        """Advance the clocks of the mirror and of the org."""
+        super().pass_time(seconds)
+        self.emulator.clock.jump(seconds)
+
+
+def test_events_withheld_after_a_new_grant_are_covered_by_the_read(
+    spark: SparkSession, tmp_path: Path
+):
+    """Streams may see a new grant minutes after reads do. What changes meanwhile has no event, so
+    the read of all records that follows a new grant begins only after that time.
+    """
+    settings = Settings(keepalive_s=0.3, rights_propagation_s=590.0)
+    clock = ManualClock(time.time())
+    with EmulatorServer(tmp_path / "org", settings=settings, clock=clock) as emulator:
+        emulator.accounts.put_user(CLERK, view_all=True)
+        clock.jump(600.0)
+        world = SlowRights(spark, tmp_path, emulator, TABLE_FORMAT)
+        world.username = CLERK
+        old = world.create(3)
+        with world.mirror() as mirror:
+            world.settle(mirror)
+            emulator.accounts.put_user(CLERK, view_all=False)
+            world.until(mirror, lambda: "rights" in mirror.status()[0].waits)
+            clock.jump(600.0)
+            emulator.accounts.put_user(CLERK, view_all=True)
+            world.until(mirror, lambda: "again" in mirror.status()[0].waits["rights"])
+            world.update(old[0], Phone="1")  # withheld, as streams do not see the grant yet
+            until(lambda: world.advance(mirror), "the mirror", PATIENCE)
+            world.check()
+            assert mirror.report.reads == 2
 
 
 @pytest.mark.slow  # three whole reads and two sweeps

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from sfpubsub.spark.raw.sidecar_files import read_sidecar
 from sfpubsub.spark.raw.sources import Source
 from tests.conftest import until
 from tests.spark.conftest import TABLE_FORMAT
-from tests.spark.mirror.mirror_world import MARGIN, PATIENCE, TOPIC, World
+from tests.spark.mirror.mirror_world import PATIENCE, TOPIC, World
 
 
 @pytest.fixture
@@ -28,24 +26,6 @@ def world(spark: SparkSession, tmp_path: Path) -> Iterator[World]:
     """An org with accounts and a mirror of it."""
     with EmulatorServer(tmp_path / "org", settings=Settings(keepalive_s=0.3)) as emulator:
         yield World(spark, tmp_path, emulator, TABLE_FORMAT)
-
-
-@contextmanager
-def passing(world: World) -> Iterator[None]:
-    """Let the mirror's time pass while the block runs."""
-    is_over = threading.Event()
-
-    def tick() -> None:
-        while not is_over.wait(0.05):
-            world.pass_time(MARGIN / 10)
-
-    thread = threading.Thread(target=tick, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def gaps(world: World) -> list[dict[str, Any]]:
@@ -74,8 +54,8 @@ def test_run_once_after_80_hours_rereads_what_was_lost(world: World, kind: str, 
     world.update(old[0], Phone="1")  # its event expires before it is received
     world.emulator.clock.jump(80 * 3600.0)
     for reads in (1, 0):
-        with world.mirror() as mirror, passing(world):
-            mirror.run(world.stream.state, once=True)
+        with world.mirror() as mirror:
+            until(lambda: world.advance(mirror), "the mirror", PATIENCE)  # as a run --once ends
             assert mirror.report.reads == reads
         world.check()
         assert [gap["reason"] for gap in gaps(world)] == [reason]

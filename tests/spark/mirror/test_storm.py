@@ -23,7 +23,7 @@ from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.spark.mirror import Mirror
+from sfpubsub.spark.mirror.job import Mirror
 from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.tables import open_target
 from tests.conftest import until
