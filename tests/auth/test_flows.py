@@ -13,12 +13,14 @@ import pytest
 
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import ClientCredentials, session_provider
+from sfpubsub.auth.organisation import user_of
 from sfpubsub.auth.session import Session, StaticSession
 from sfpubsub.auth.simple_salesforce import SimpleSalesforceLogin
 from sfpubsub.client.aio import AsyncPubSubClient
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.config import Settings
 from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.org.accounts import user_id
 from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
 from sfpubsub.errors import AuthenticationError, SessionExpiredError, StreamUnavailableError
 
@@ -139,6 +141,15 @@ def test_each_sign_in_flow_works_over_tls(way, run_emulator, tmp_path, monkeypat
         assert client.get_topic(TOPIC).can_subscribe
         with client.subscribe(TOPIC, replay="earliest") as subscription:
             assert len(subscription.next_batch(PATIENCE)) == 1
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_each_sign_in_flow_names_its_user(way, run_emulator, tmp_path, monkeypatch):
+    """The session or, for a flow that returns only a token, the org names the signed-in user."""
+    emulator = run_emulator(tls=True)
+    settings = way(emulator, tmp_path=tmp_path, monkeypatch=monkeypatch)
+    session = session_provider(settings).get_session(None)
+    assert user_of(HttpClient(ca_file=settings.ca_file), session) == user_id(1)
 
 
 def test_a_salesforce_object_signs_in_over_tls(run_emulator):
@@ -349,12 +360,12 @@ def test_the_emulators_userinfo_returns_the_organisation(run_emulator):
     identity URL.
     """
     from sfpubsub.auth.http import Bearer
-    from sfpubsub.auth.organisation import organisation_of
+    from sfpubsub.auth.organisation import identity_of
 
     emulator = run_emulator(tls=True)
     http = HttpClient(ca_file=str(emulator.ca_file))
     bearer = Bearer(emulator.instance_url, emulator.access_token)
-    assert organisation_of(http, bearer) == emulator.tenant_id
+    assert identity_of(http, bearer).tenant_id == emulator.tenant_id
 
 
 def test_a_command_signs_in(run_emulator, tmp_path, capsys, monkeypatch):

@@ -95,10 +95,10 @@ def credentials(host, http, **options) -> ClientCredentials:
 def test_client_credentials(host, http):
     """The flow posts the client's ID and secret as a form to the token endpoint.
 
-    The session has the response's token, instance and organisation.
+    The session has the response's token, instance, organisation and user.
     """
     session = credentials(host, http).get_session(None)
-    assert session == Session(TOKEN, host.url, ORG)
+    assert session == Session(TOKEN, host.url, ORG, "005000000000001AAA")
     (request,) = host.requests
     assert (request.method, request.path) == ("POST", "/services/oauth2/token")
     assert request.headers["Content-Type"] == "application/x-www-form-urlencoded"

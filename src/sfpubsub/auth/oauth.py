@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from sfpubsub.auth.assertion import AUDIENCES, make_assertion
 from sfpubsub.auth.http import Answer, Bearer, Form, HttpClient
-from sfpubsub.auth.organisation import organisation_of
+from sfpubsub.auth.organisation import identity_of
 from sfpubsub.auth.refusals import refused
 from sfpubsub.auth.session import Session, SessionProvider, StaticSession
 from sfpubsub.auth.sf_cli import SfCliLogin
@@ -111,13 +111,13 @@ class OAuthLogin(ABC):
                 f"{host} returned a token that is not a Bearer token: check SFPUBSUB_LOGIN_URL"
             )
         instance_url = self._instance(host, _text(host, found, "instance_url"))
-        org_id = organisation_of(
+        identity = identity_of(
             self._http,
             Bearer(instance_url, token),
             identity_url=_text(host, found, "id"),
             tenant_id=self._tenant_id,
         )
-        return Session(token, instance_url, org_id)
+        return Session(token, instance_url, identity.tenant_id, identity.user_id)
 
     def _instance(self, host: str, said: str) -> str:
         if not said and self._instance_url:

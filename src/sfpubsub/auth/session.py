@@ -91,6 +91,8 @@ class Session:
     """Scheme and host of the org, without a path."""
     tenant_id: str = ""
     """Organisation id; taken from the access token if empty."""
+    user_id: str = ""
+    """Id of the signed-in user; empty if the sign-in does not return it."""
 
     def __post_init__(self) -> None:
         for name in ("access_token", "instance_url", "tenant_id"):

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sfpubsub.auth.http import Bearer, HttpClient
-from sfpubsub.auth.organisation import organisation_of
+from sfpubsub.auth.organisation import identity_of
 from sfpubsub.auth.refusals import scrub
 from sfpubsub.auth.session import ORG_ID, Session
 from sfpubsub.config import network
@@ -97,14 +97,14 @@ class SfCliLogin:
                 f"{self._instance_url}: unset it, or set SFPUBSUB_USERNAME to a user of that org"
             )
         org_id = _text(shown, "id")
-        identity = f"{instance_url}/id/{org_id}/user" if re.fullmatch(ORG_ID, org_id) else ""
-        tenant_id = organisation_of(
+        known = f"{instance_url}/id/{org_id}/user" if re.fullmatch(ORG_ID, org_id) else ""
+        identity = identity_of(
             self._http,
             Bearer(instance_url, token),
-            identity_url=identity,
+            identity_url=known,
             tenant_id=self._tenant_id,
         )
-        return Session(token, instance_url, tenant_id)
+        return Session(token, instance_url, identity.tenant_id, identity.user_id)
 
     def _ask(self, *command: str) -> dict[str, Any]:
         program = shutil.which(self._command)

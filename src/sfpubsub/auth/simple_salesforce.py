@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from sfpubsub.auth.http import Bearer, HttpClient
-from sfpubsub.auth.organisation import organisation_of
+from sfpubsub.auth.organisation import identity_of
 from sfpubsub.auth.session import Session
 from sfpubsub.config import network
 from sfpubsub.errors import (
@@ -71,10 +71,8 @@ class SimpleSalesforceLogin:
             token, instance = self._salesforce.session_id, self._salesforce.sf_instance
         url = instance if "://" in instance else f"https://{instance}"
         instance_url = network.check_url(url, "sf_instance", insecure=self._http.insecure)
-        tenant_id = organisation_of(
-            self._http, Bearer(instance_url, token), tenant_id=self._tenant_id
-        )
-        return Session(token, instance_url, tenant_id)
+        identity = identity_of(self._http, Bearer(instance_url, token), tenant_id=self._tenant_id)
+        return Session(token, instance_url, identity.tenant_id, identity.user_id)
 
     def _renew(self) -> None:
         refresh = getattr(self._salesforce, "_refresh_session", None)

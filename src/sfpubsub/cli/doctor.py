@@ -14,7 +14,7 @@ import click
 
 from sfpubsub.auth.http import Bearer, HttpClient
 from sfpubsub.auth.oauth import session_provider
-from sfpubsub.auth.organisation import organisation_of
+from sfpubsub.auth.organisation import identity_of
 from sfpubsub.auth.session import CurrentSession, Session
 from sfpubsub.cli import probes
 from sfpubsub.cli.main import NOT_ALLOWED
@@ -267,8 +267,8 @@ def _check_session(report: _Report, settings: Settings) -> CurrentSession | None
         return None
     with report.trying("organisation", "set SFPUBSUB_TENANT_ID to the id of the token's org"):
         bearer = Bearer(session.instance_url, session.access_token)
-        org_id = organisation_of(http, bearer, tenant_id=session.tenant_id)
-        report.add("organisation", "ok", org_id)
+        identity = identity_of(http, bearer, tenant_id=session.tenant_id)
+        report.add("organisation", "ok", identity.tenant_id)
     return sessions
 
 
