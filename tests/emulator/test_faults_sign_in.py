@@ -23,7 +23,30 @@ def test_refuse_sign_in(emulator):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"error": "bad"}, {"target": "x"}, {"rpc": "GetTopic"}, {"status": "OK"}]
+    ("error", "description"),
+    [
+        ("invalid_client", "app must be installed into org"),
+        ("OAUTH_APP_BLOCKED", "this app is blocked by admin"),
+        ("invalid_grant", "ip restricted"),
+        ("invalid_grant", "inactive user"),
+        ("invalid_grant", "expired access/refresh token"),
+    ],
+)
+def test_refuse_sign_in_with_a_description(emulator, error, description):
+    """If an error has several descriptions, the fault selects one."""
+    emulator.faults.add(Fault("refuse_sign_in", error=error, description=description))
+    assert token(emulator).error == (400, error, description)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"error": "bad"},
+        {"description": "ip restricted"},
+        {"target": "x"},
+        {"rpc": "GetTopic"},
+        {"status": "OK"},
+    ],
 )
 def test_refuse_sign_in_rejects_invalid_fields(arguments):
     """Creating a `refuse_sign_in` fault raises `ValueError` if its error is unknown, or if it has a

@@ -302,22 +302,64 @@ def test_public_key_without_pyjwt(emulator, key, monkeypatch):
 def test_refresh_token_rotation(start):
     """With `rotate_refresh_tokens`, each refresh token can be used once and is then replaced."""
     emulator, _ = start(settings=Settings(rotate_refresh_tokens=True))
-    first = token(emulator, "refresh_token", refresh_token=REFRESH)
-    second = first.json["refresh_token"]
-    assert second != REFRESH
-    again = token(emulator, "refresh_token", refresh_token=REFRESH)
-    assert again.error == (400, INVALID_GRANT, "expired access/refresh token")
-    assert token(emulator, "refresh_token", refresh_token=second).status == 200
+    used, newest = [], REFRESH
+    for _ in range(3):
+        newest = token(emulator, "refresh_token", refresh_token=newest).json["refresh_token"]
+        assert newest not in [REFRESH, *used]
+        used.append(newest)
+
+
+@pytest.mark.parametrize("replayed", ["first", "second"])
+def test_a_replayed_refresh_token_revokes_its_family(start, replayed):
+    """If a used refresh token is used again, the newest refresh token of its family and all access
+    tokens issued for the family are revoked. Tokens of other families stay valid.
+    """
+    emulator, _ = start(settings=Settings(rotate_refresh_tokens=True))
+    emulator.accounts.put_app("emulator", refresh_token="other")
+    other = token(emulator, "refresh_token", refresh_token="other").json
+    first = token(emulator, "refresh_token", refresh_token=REFRESH).json
+    second = token(emulator, "refresh_token", refresh_token=first["refresh_token"]).json
+    again = REFRESH if replayed == "first" else first["refresh_token"]
+    refused = token(emulator, "refresh_token", refresh_token=again)
+    assert refused.error == (400, INVALID_GRANT, "expired access/refresh token")
+    for made in (first, second):
+        headers = bearer(made["access_token"])
+        assert ask(emulator, "GET", USERINFO, headers=headers).status == 403
+    newest = token(emulator, "refresh_token", refresh_token=second["refresh_token"])
+    assert newest.error == (400, INVALID_GRANT, "expired access/refresh token")
+    headers = bearer(other["access_token"])
+    assert ask(emulator, "GET", USERINFO, headers=headers).status == 200
+    assert token(emulator, "refresh_token", refresh_token=other["refresh_token"]).status == 200
+
+
+@pytest.mark.parametrize("rotating", [False, True])
+def test_an_idle_refresh_token_expires(start, rotating):
+    """With `refresh_idle_s`, a refresh token that was not used for this long is refused; each use
+    begins the time again.
+    """
+    emulator, _ = start(settings=Settings(refresh_idle_s=100, rotate_refresh_tokens=rotating))
+    newest = REFRESH
+    for _ in range(3):
+        emulator.clock.jump(99)
+        made = token(emulator, "refresh_token", refresh_token=newest).json
+        newest = made.get("refresh_token", newest)
+    emulator.clock.jump(100)
+    refused = token(emulator, "refresh_token", refresh_token=newest)
+    assert refused.error == (400, INVALID_GRANT, "expired access/refresh token")
 
 
 def test_concurrent_refresh_token_rotation(start):
-    """If eight requests use the same rotating refresh token at once, exactly one succeeds."""
+    """If eight requests use the same rotating refresh token at once, one of them succeeds at most,
+    and the others revoke its family.
+    """
     emulator, _ = start(settings=Settings(rotate_refresh_tokens=True))
+    family = emulator.accounts.grant_of(REFRESH, "emulator").family
     with ThreadPoolExecutor(8) as pool:
         replies = pool.map(
             lambda _: token(emulator, "refresh_token", refresh_token=REFRESH), range(8)
         )
         assert sorted(reply.status for reply in replies) == [200] + [400] * 7
+    assert not any(emulator.accounts.refresh_tokens(family).values())
 
 
 def bearer(access_token: str) -> dict[str, str]:
@@ -480,9 +522,9 @@ def test_sign_ins_survive_a_restart(tmp_path):
         assert ask(emulator, "GET", USERINFO, headers=bearer(revoked)).status == 403
         second = {"username": "second@example.com", "password": "second"}
         assert token(emulator, "password", **second).status == 200
-        assert token(emulator, "refresh_token", refresh_token=REFRESH).status == 400
         again = token(emulator, "refresh_token", refresh_token=given["refresh_token"])
         assert again.status == 200
+        assert token(emulator, "refresh_token", refresh_token=REFRESH).status == 400
 
 
 def test_tokens_are_bounded(emulator, monkeypatch):

@@ -194,7 +194,7 @@ class EmulatorServer:
         self._sessions = Sessions(store, self.clock, self.settings)
         self._sessions.on_end(lambda: self.bus.bells.ring_all())
         self.rights: Rights = Rights(store, self.clock)
-        self.accounts: Accounts = Accounts(store, self.rights)
+        self.accounts: Accounts = Accounts(store, self.rights, self.clock)
         self.bus: Bus = Bus(store, self.clock, self.settings, self._sessions.tenant)
         if refreshed:
             self.bus.reset()

@@ -180,8 +180,9 @@ _COMMITS: dict[str, Kind] = {
 _SIGN_IN: dict[str, Kind] = {
     "refuse_sign_in": Kind(
         (SIGN_IN,),
-        {"error": "rate_limit_exceeded"},
-        "Refuse a sign-in with this error of the token endpoint.",
+        {"error": "rate_limit_exceeded", "description": ""},
+        "Refuse a sign-in with this error of the token endpoint. If an error has several "
+        "descriptions, a blank one means the first.",
     ),
 }
 

@@ -25,7 +25,7 @@ from sfpubsub.emulator.faults.kinds import (
     AnswerTip,
 )
 from sfpubsub.emulator.faults.refusals import FAILURES, STATUSES
-from sfpubsub.emulator.faults.signin_errors import SIGN_IN_ERRORS
+from sfpubsub.emulator.faults.signin_errors import SIGN_IN_ERRORS, sign_in_error
 
 
 @dataclass(frozen=True, init=False)
@@ -78,6 +78,9 @@ class Fault:
             _check(kind, name, value)
         if kind == "corrupt_id" and not params.get("replay_id"):
             raise ValueError("fault corrupt_id needs a replay_id, in hex")
+        if kind == "refuse_sign_in":
+            wanted = {**KINDS[kind].params, **params}
+            sign_in_error(str(wanted["error"]), str(wanted["description"]))
         values = {
             "kind": kind,
             "times": times,

@@ -15,6 +15,10 @@ SIGN_IN_ERRORS: dict[str, tuple[str, str]] = {
     "approval": ("invalid_grant", "user hasn't approved this consumer"),
     "run_as": ("invalid_grant", "no client credentials user enabled"),
     "inactive": ("inactive_user", "user is inactive"),
+    "frozen": ("invalid_grant", "inactive user"),
+    "ip": ("invalid_grant", "ip restricted"),
+    "not_installed": ("invalid_client", "app must be installed into org"),
+    "blocked": ("OAUTH_APP_BLOCKED", "this app is blocked by admin"),
     "app_access": ("invalid_app_access", "user is not admin approved to access this app"),
     "rate": ("rate_limit_exceeded", "login rate exceeded"),
     "method": ("invalid_request", "must use HTTP POST"),
@@ -25,3 +29,18 @@ SIGN_IN_ERRORS: dict[str, tuple[str, str]] = {
     "server": ("server_error", "the emulator failed"),
 }
 """The `error` and `error_description` of a failed sign-in, by an internal key for its cause."""
+
+
+def sign_in_error(error: str, description: str = "") -> str:
+    """Return the key of the first row with this error and, unless it is blank, this description.
+
+    Raises:
+        ValueError: There is no such row.
+    """
+    for key, row in SIGN_IN_ERRORS.items():
+        if row[0] == error and description in ("", row[1]):
+            return key
+    known = ", ".join(text for other, text in SIGN_IN_ERRORS.values() if other == error)
+    raise ValueError(
+        f"fault refuse_sign_in: {error!r} has no description {description!r}, but {known or 'none'}"
+    )

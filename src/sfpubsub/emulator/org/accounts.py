@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.rights import EVERYTHING, Rights
 from sfpubsub.emulator.org.sessions import eighteen
@@ -31,6 +32,7 @@ DEFAULT_APP: dict[str, str] = {
 }
 
 _REFRESH_BYTES = 48
+_FAMILY_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -77,17 +79,37 @@ class App:
     public_key: str
 
 
+@dataclass(frozen=True)
+class Grant:
+    """What a refresh token stands for.
+
+    Attributes:
+        username: The user for whom it was issued.
+        family: Identifies the tokens that descend from the same one by rotation.
+        good: Whether it is valid: neither used up nor revoked.
+        used_at: Time of its last use or, if it was not used, of its issue; in seconds since the
+            epoch.
+    """
+
+    username: str
+    family: str
+    good: bool
+    used_at: float
+
+
 class Accounts:
     """The users and apps of one org. Thread-safe.
 
     Args:
         store: The org's store.
         rights: The users' permissions.
+        clock: The org's clock.
     """
 
-    def __init__(self, store: Store, rights: Rights) -> None:
+    def __init__(self, store: Store, rights: Rights, clock: Clock) -> None:
         self._store = store
         self._rights = rights
+        self._clock = clock
         self._lock = threading.Lock()  # held while several rows change
 
     def fill(self) -> None:
@@ -160,8 +182,8 @@ class Accounts:
             if refresh_token:
                 self._store.run(
                     "INSERT OR IGNORE INTO refresh_tokens"
-                    " SELECT ?, client_id, run_as, 1 FROM apps WHERE client_id = ?",
-                    refresh_token,
+                    " SELECT ?, client_id, run_as, ?, ?, 1 FROM apps WHERE client_id = ?",
+                    *(refresh_token, secrets.token_hex(_FAMILY_BYTES), self._clock.now()),
                     client_id,
                 )
 
@@ -213,43 +235,72 @@ class Accounts:
 
     # Refresh tokens.
 
-    def refresh_user(self, token: str, client_id: str) -> str | None:
-        """Return the username for which a refresh token of an app was issued, or None if the token
-        is not valid.
-        """
+    def grant_of(self, token: str, client_id: str) -> Grant | None:
+        """Return what a refresh token of an app stands for; None if it is unknown."""
         rows = self._store.rows(
-            "SELECT username FROM refresh_tokens WHERE token = ? AND client_id = ? AND good",
+            "SELECT username, family, good, used_at FROM refresh_tokens"
+            " WHERE token = ? AND client_id = ?",
             token,
             client_id,
         )
-        return str(rows[0][0]) if rows else None
+        for username, family, good, used_at in rows:
+            return Grant(username, family, bool(good), used_at)
+        return None
 
-    def end_refresh_token(self, token: str) -> bool:
+    def refresh_tokens(self, family: str) -> dict[str, bool]:
+        """Return the refresh tokens of a family, each with whether it is valid."""
+        return {
+            token: bool(good)
+            for token, good in self._store.rows(
+                "SELECT token, good FROM refresh_tokens WHERE family = ?", family
+            )
+        }
+
+    def end_refresh_token(self, token: str) -> str:
         """Revoke a refresh token.
 
         Returns:
-            Whether the token was valid.
+            Its family; blank if the token was not valid.
         """
         with self._lock:
-            good = self._store.rows("SELECT 1 FROM refresh_tokens WHERE token = ? AND good", token)
+            rows = self._store.rows(
+                "SELECT family FROM refresh_tokens WHERE token = ? AND good", token
+            )
             self._store.run("UPDATE refresh_tokens SET good = 0 WHERE token = ?", token)
-            return bool(good)
+            return str(rows[0][0]) if rows else ""
 
-    def rotate(self, token: str, client_id: str) -> str | None:
-        """Replace a refresh token, and return the new one; None if the old one is not valid."""
-        new = secrets.token_urlsafe(_REFRESH_BYTES)
+    def end_family(self, family: str) -> None:
+        """Revoke all refresh tokens of a family."""
+        self._store.run("UPDATE refresh_tokens SET good = 0 WHERE family = ?", family)
+
+    def use(self, token: str, client_id: str, *, rotate: bool) -> str | None:
+        """Use a refresh token.
+
+        Args:
+            token: The token.
+            client_id: Its app.
+            rotate: Whether the token becomes invalid, and a new one of the family takes its place.
+
+        Returns:
+            The refresh token to use next; None if this one is not valid.
+        """
+        now = self._clock.now()
         with self._lock, self._store.transaction():
-            username = self.refresh_user(token, client_id)
-            if username is None:
+            grant = self.grant_of(token, client_id)
+            if grant is None or not grant.good:
                 return None
-            self._store.run("DELETE FROM refresh_tokens WHERE token = ?", token)
             self._store.run(
-                "INSERT INTO refresh_tokens VALUES (?, ?, ?, 0)", token, client_id, username
+                "UPDATE refresh_tokens SET good = ?, used_at = ? WHERE token = ?",
+                *(not rotate, now, token),
             )
+            if not rotate:
+                return token
+            new = secrets.token_urlsafe(_REFRESH_BYTES)
             self._store.run(
-                "INSERT INTO refresh_tokens VALUES (?, ?, ?, 1)", new, client_id, username
+                "INSERT INTO refresh_tokens VALUES (?, ?, ?, ?, ?, 1)",
+                *(new, client_id, grant.username, grant.family, now),
             )
-        return new
+            return new
 
 
 def user_id(number: int) -> str:

@@ -71,15 +71,15 @@ class _Token:
 
     Attributes:
         username: The user; blank for the emulator's own tokens.
-        refresh_token: The refresh token for which the token was issued; blank if the sign-in used
-            no refresh token.
+        family: The family of the refresh token for which the token was issued; blank if the sign-in
+            used no refresh token.
         own: Whether this is one of the emulator's own tokens.
         made_at: Time of issue, in seconds since the epoch.
         end: Why the token was expired early or revoked; None if it was neither.
     """
 
     username: str
-    refresh_token: str
+    family: str
     own: bool
     made_at: float
     end: _End | None = None
@@ -111,10 +111,9 @@ class Sessions:
         store.set_meta("org_id", org_id)
         self.org_id = eighteen(org_id)
         self._tokens = {
-            token: _Token(username, refresh_token, bool(own), made_at)
-            for token, username, refresh_token, own, made_at in store.rows(
-                "SELECT token, username, refresh_token, own, made_at FROM access_tokens"
-                " ORDER BY rowid"
+            token: _Token(username, family, bool(own), made_at)
+            for token, username, family, own, made_at in store.rows(
+                "SELECT token, username, family, own, made_at FROM access_tokens ORDER BY rowid"
             )
         }
         own = [token for token, known in self._tokens.items() if known.own]
@@ -132,16 +131,16 @@ class Sessions:
         self._newest = self._issue("", "", own=True)
         return self._newest
 
-    def issue(self, username: str, refresh_token: str = "") -> str:
+    def issue(self, username: str, family: str = "") -> str:
         """Issue and return an access token for a user who signed in.
 
         Args:
             username: The user.
-            refresh_token: The refresh token for which the access token is issued; revoking the
-                refresh token also revokes the access token. Blank if the sign-in used no refresh
+            family: The family of the refresh token for which the access token is issued; revoking
+                the family also revokes the access token. Blank if the sign-in used no refresh
                 token.
         """
-        return self._issue(username, refresh_token, own=False)
+        return self._issue(username, family, own=False)
 
     def user_of(self, token: str) -> str | None:
         """Return the username of a token: blank for the emulator's own tokens, None if the token is
@@ -169,9 +168,9 @@ class Sessions:
         """
         return self._end(lambda item, _known: item == token, _End(False, None))
 
-    def revoke_family(self, refresh_token: str) -> None:
-        """Revoke all access tokens that were issued for a refresh token."""
-        self._end(lambda _token, known: known.refresh_token == refresh_token, _End(False, None))
+    def revoke_family(self, family: str) -> None:
+        """Revoke all access tokens that were issued for the refresh tokens of a family."""
+        self._end(lambda _token, known: known.family == family, _End(False, None))
 
     def expire(self, token: str) -> bool:
         """Expire one token, and end the streams that use it.
@@ -251,16 +250,16 @@ class Sessions:
         with self._lock:
             return token in self._tokens
 
-    def _issue(self, username: str, refresh_token: str, *, own: bool) -> str:
+    def _issue(self, username: str, family: str, *, own: bool) -> str:
         token = f"{self.org_id[:15]}!{secrets.token_urlsafe(_TOKEN_BYTES)}"
         with self._lock:
-            made = _Token(username, refresh_token, own, self._clock.now())
+            made = _Token(username, family, own, self._clock.now())
             self._tokens[token] = made
             self._store.run(
                 "INSERT INTO access_tokens VALUES (?, ?, ?, ?, ?)",
                 token,
                 username,
-                refresh_token,
+                family,
                 own,
                 made.made_at,
             )

@@ -91,8 +91,14 @@ class Settings:
     """
 
     rotate_refresh_tokens: bool = False
-    """Whether a refresh token can be used only once, and each response contains the next one. On
-    the real service each connected app configures this.
+    """Whether a refresh token can be used only once, and each response contains the next one. A
+    token that is used again ends its family: the newest refresh token and all access tokens. On the
+    real service each connected app configures this.
+    """
+
+    refresh_idle_s: float = 0.0
+    """A refresh token that was not used for this long is refused; 0 means never. On the real
+    service each connected app configures this; reported: 30 days for partners' apps.
     """
 
     assertion_s: float = 300.0
@@ -356,6 +362,7 @@ _LOWEST: dict[str, float] = {
     "propagation_s": 0.0,
     "rights_propagation_s": 0.0,
     "token_lifetime_s": 0.0,
+    "refresh_idle_s": 0.0,
     "assertion_s": 0.0,
     "managed_limit": 0,
     "slot_release_s": 0.0,

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 
 from sfpubsub.emulator.faults.kinds import SIGN_IN
 from sfpubsub.emulator.faults.plan import FaultPlan
-from sfpubsub.emulator.faults.signin_errors import SIGN_IN_ERRORS
+from sfpubsub.emulator.faults.signin_errors import SIGN_IN_ERRORS, sign_in_error
 from sfpubsub.emulator.org.accounts import Accounts, App, User, read_public_key
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.sessions import Sessions
@@ -111,8 +111,9 @@ class SignIn:
         Raises:
             SignInRefused: The token is not valid.
         """
-        if self.accounts.end_refresh_token(token):
-            self.sessions.revoke_family(token)
+        family = self.accounts.end_refresh_token(token)
+        if family:
+            self.sessions.revoke_family(family)
         elif not self.sessions.revoke(token):
             raise SignInRefused("token")
 
@@ -136,17 +137,23 @@ class SignIn:
         if "client_secret" in form:  # some apps do not require the secret
             _check_secret(app, form)
         token = _needed(form, "refresh_token")
-        username = self.accounts.refresh_user(token, app.client_id)
-        if username is None:
+        grant = self.accounts.grant_of(token, app.client_id)
+        if grant is None:
             raise SignInRefused("refresh")
-        user = self._active(username, "refresh")
-        if not self.settings.rotate_refresh_tokens:
-            return self._answer(app, user, url, token)
-        new = self.accounts.rotate(token, app.client_id)
-        if new is None:  # another request has already used the token
+        user = self._active(grant.username, "refresh")
+        idle_s = self.settings.refresh_idle_s
+        if grant.good and idle_s and self.clock.now() - grant.used_at >= idle_s:
+            self.accounts.end_refresh_token(token)
             raise SignInRefused("refresh")
-        answer = self._answer(app, user, url, new)
-        return {**answer, "refresh_token": new}
+        rotate = self.settings.rotate_refresh_tokens
+        new = self.accounts.use(token, app.client_id, rotate=rotate)
+        if new is None:
+            if rotate:  # a used token is used again: somebody may have stolen it
+                self.accounts.end_family(grant.family)
+                self.sessions.revoke_family(grant.family)
+            raise SignInRefused("refresh")
+        answer = self._answer(app, user, url, grant.family)
+        return {**answer, "refresh_token": new} if rotate else answer
 
     def _assertion(
         self, form: Mapping[str, str], url: str, audiences: tuple[str, ...]
@@ -182,8 +189,8 @@ class SignIn:
     def _be_refused(self) -> None:
         fault = self.faults.take("refuse_sign_in", SIGN_IN)
         if fault:
-            wanted = fault.params["error"]
-            raise SignInRefused(next(k for k, row in SIGN_IN_ERRORS.items() if row[0] == wanted))
+            error, description = fault.params["error"], fault.params["description"]
+            raise SignInRefused(sign_in_error(error, description))
 
     def _app(self, form: Mapping[str, str]) -> App:
         app = self.accounts.app(form.get("client_id", ""))
@@ -219,14 +226,14 @@ class SignIn:
         if left > self.settings.assertion_s + _ASSERTION_LEEWAY_S:
             raise SignInRefused("assertion")
 
-    def _answer(self, app: App, user: User, url: str, refresh_token: str = "") -> dict[str, str]:
+    def _answer(self, app: App, user: User, url: str, family: str = "") -> dict[str, str]:
         identity = f"{url}/id/{self.sessions.org_id}/{user.user_id}"
         issued_at = str(int(self.clock.now() * 1000))
         signed = hmac.new(
             app.client_secret.encode(), (identity + issued_at).encode(), hashlib.sha256
         )
         return {
-            "access_token": self.sessions.issue(user.username, refresh_token),
+            "access_token": self.sessions.issue(user.username, family),
             "signature": base64.b64encode(signed.digest()).decode(),
             "scope": _SCOPE,
             "instance_url": url,

@@ -50,9 +50,11 @@ CREATE TABLE IF NOT EXISTS users (
 CREATE TABLE IF NOT EXISTS apps (
     client_id TEXT PRIMARY KEY, client_secret TEXT NOT NULL, run_as TEXT NOT NULL,
     public_key TEXT NOT NULL) WITHOUT ROWID;
+-- Refresh tokens; those of a family descend from the same one by rotation. used_at: time of the
+-- last use, or of issue.
 CREATE TABLE IF NOT EXISTS refresh_tokens (
     token TEXT PRIMARY KEY, client_id TEXT NOT NULL, username TEXT NOT NULL,
-    good INTEGER NOT NULL) WITHOUT ROWID;
+    family TEXT NOT NULL, used_at REAL NOT NULL, good INTEGER NOT NULL) WITHOUT ROWID;
 -- PushTopics and generic channels; fields is JSON.
 CREATE TABLE IF NOT EXISTS streaming_records (
     id TEXT PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, fields TEXT NOT NULL)
@@ -64,13 +66,13 @@ CREATE TABLE IF NOT EXISTS event_channels (
 CREATE TABLE IF NOT EXISTS channel_selections (
     id TEXT PRIMARY KEY, developer_name TEXT NOT NULL UNIQUE, channel TEXT NOT NULL,
     entity TEXT NOT NULL, filter_expression TEXT NOT NULL, enriched TEXT NOT NULL) WITHOUT ROWID;
--- Valid access tokens. refresh_token: the one it was issued for; own: whether it is the emulator's.
+-- Valid access tokens. family: of the refresh token used; own: whether it is the emulator's.
 CREATE TABLE IF NOT EXISTS access_tokens (
-    token TEXT PRIMARY KEY, username TEXT NOT NULL, refresh_token TEXT NOT NULL,
+    token TEXT PRIMARY KEY, username TEXT NOT NULL, family TEXT NOT NULL,
     own INTEGER NOT NULL, made_at REAL NOT NULL);
 """
 
-_LAYOUT = 1
+_LAYOUT = 2
 """Version of the database tables; a file of another version is rejected."""
 
 
