@@ -13,7 +13,7 @@ from sfpubsub.errors import CommitError, StreamError, SubscriptionStoppedError
 from sfpubsub.types import Gap
 
 from ..conftest import PATIENCE, until
-from .test_managed import NAME, TOPIC, collect, committed, orders
+from .test_managed import NAME, TOPIC, collect, committed, numbers, orders
 
 # Quick retries; each test sets its own time limits.
 SHORT = {"backoff_initial": 0.02, "backoff_max": 0.1, "slot_initial": 0.02, "slot_max": 0.1}
@@ -44,6 +44,49 @@ def test_commits_that_are_refused_for_too_long_end_the_subscription(run_emulator
         list(subscription)
     assert caught.value.retryable
     assert time.monotonic() - began > 0.5
+
+
+def test_positions_that_wait_for_a_commit_are_bounded(run_emulator, connect):
+    """While commits fail, no more than `max_unacked` events are delivered, although all are acked;
+    when commits succeed again, so do deliveries.
+    """
+    plan = FaultPlan([Fault("fail_commit", times=10_000)])
+    emulator = run_emulator(faults=plan, settings=Settings(events_per_response=5))
+    emulator.publish(TOPIC, orders(200))
+    with connect(emulator).subscribe_managed(NAME, max_unacked=20) as subscription:
+        seen: list[int] = []
+
+        def credit_is_used_up() -> bool:
+            batch = subscription.next_batch(0)
+            seen.extend(numbers([] if batch is None else [batch]))
+            return len(seen) > 20 or (batch is None and not subscription.health().outstanding)
+
+        until(credit_is_used_up, "the end of the credit")
+        assert seen == list(range(20))
+        assert subscription.health().unacked == 0
+        plan.switch_off(0)
+        assert collect(subscription, 180) == list(range(20, 200))
+
+
+def test_acked_events_are_committed_during_a_pause(run_emulator, connect):
+    """After a reconnect during `pause`, acked events are redelivered and committed at once, and not
+    one each 50 s.
+    """
+    plan = FaultPlan()
+    emulator = run_emulator(faults=plan)
+    emulator.publish(TOPIC, orders(60))
+    with connect(emulator).subscribe_managed(NAME, ack="manual") as subscription:
+        batches = []
+        while sum(map(len, batches)) < 60:
+            batches.append(subscription.next_batch(PATIENCE))
+        subscription.pause()
+        plan.add(Fault("drop_stream"))
+        until(lambda: subscription.health().redelivered, "a redelivery")
+        for batch in batches:
+            batch.ack()
+        last = bytes(batches[-1].last_replay_id)
+        until(lambda: committed(emulator) == last, "the commit", patience=20.0)
+        assert subscription.health().gaps == ()
 
 
 @pytest.mark.parametrize("status", ["UNIMPLEMENTED", "PERMISSION_DENIED", "NOT_FOUND"])

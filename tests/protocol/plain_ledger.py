@@ -98,7 +98,11 @@ class PlainLedger:
             "candidate": place(seen),
             "newest_done": place(prefix),
             "newest_done_event": place(events),
-            "awaits_redelivery": bool(events) and not events[-1].seen,
+            "awaited": events[-1].order - max(self.newest_seen, events[0].order - 1)
+            if events and events[-1].order > self.newest_seen
+            else 0,
+            "held": sum(position.event_id is not None for position in self.positions),
+            "open_events": sum(p.event_id is not None for p in self.positions) - len(events),
             "unacked": sum(not position.acked for position in self.positions),
             "done_events": len(events),
             "confirmed_events": self.confirmed_events,

@@ -113,7 +113,7 @@ def test_untracked_subscription_uses_no_ledger() -> None:
 
 
 def test_unacked_events_reduce_the_room() -> None:
-    """An unread or unacked event reduces the number that may be in flight, until it is acked."""
+    """An event reduces the number that may be in flight until it is acked and confirmed."""
     managed = Managed(Limits(max_unacked=3))
     managed.intake.take_in(events(1, 2))
     assert managed.intake.unacked == 0, "not read yet"
@@ -122,6 +122,8 @@ def test_unacked_events_reduce_the_room() -> None:
     assert managed.intake.unacked == 2
     assert managed.intake.delivered == 2
     managed.ledger.ack(1, 1)
+    assert managed.intake.room == 1
+    managed.ledger.confirm(1)
 
     assert managed.intake.room == 2
 

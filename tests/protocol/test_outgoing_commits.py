@@ -61,12 +61,15 @@ def test_batch_is_acked_and_committed_with_the_next_read() -> None:
 
 
 def test_credit_and_commit_share_a_request() -> None:
-    """An ack that makes room sends one request, which contains both the credit and the commit."""
+    """A confirmation that makes room sends one request, which contains both the credit and the next
+    commit."""
     script = streaming(limits=Limits(max_unacked=10))
     script.read(events(*range(2, 12), pending=0))
-    (request,) = of(SendRequest, script._did(script.protocol.acked(1, 10, script.now)))
+    (first,) = commits(script._did(script.protocol.acked(1, 9, script.now)))
+    script.ack(11)
+    (request,) = of(SendRequest, script.respond(answer(first)))
 
-    assert request.num_requested == 10
+    assert request.num_requested == 9
     assert request.commit is not None
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sfpubsub.config import Limits, Timings
-from sfpubsub.errors import StreamStalledError
+from sfpubsub.errors import CommitError, StreamStalledError
 from sfpubsub.protocol.commands import CancelStream, OpenStream, SendRequest
 from sfpubsub.protocol.states import State
 from sfpubsub.types import StartPosition
 from tests.protocol.scripted import (
+    TIMES,
     Script,
     answer,
     commits,
@@ -233,14 +234,65 @@ def test_missing_acks_end_the_subscription_with_an_error(limits: Limits) -> None
 
 
 def test_credit_is_limited_by_max_unacked() -> None:
-    """No more than `max_unacked` events are requested, and each ack makes room for another."""
-    script = streaming(limits=Limits(max_unacked=4))
+    """No more than `max_unacked` events are requested. If no commit is needed, each ack makes room
+    for another."""
+    script = streaming(EARLIEST, limits=Limits(max_unacked=4))
     assert script.protocol.health().outstanding == 4
     script.read(events(2, 3, 4, 5, pending=0))
     assert script.protocol.health().outstanding == 0
     script.wait(49.0)
 
     assert credit(script.ack(2, 3)) == 1 + 1
+
+
+def test_unconfirmed_commits_limit_the_credit() -> None:
+    """Acked events whose commit is not confirmed count towards `max_unacked`, because their
+    positions are kept; the confirmation makes room again."""
+    script = streaming(limits=Limits(max_unacked=4))
+    script.read(events(2, 3, 4, 5, pending=0))
+    (request,) = commits(script.ack(2))
+    assert credit(script.ack(3, 4, 5)) == 0
+    assert script.protocol.health().unacked == 0
+
+    assert credit(script.respond(answer(request))) == 1
+
+
+def test_commits_that_fail_end_the_subscription_and_missing_acks_do_not() -> None:
+    """While all events are acked and commits fail, no more than `max_unacked` events are kept, and
+    the commit budget ends the subscription, never the time limit for acks."""
+    script = streaming(limits=Limits(max_unacked=4))
+    number = 1
+    while script.finish is None:
+        number += 1
+        script.read(events(number, pending=0))
+        out = script.ack(number)
+        for request in commits(out):
+            out += script.respond(answer(request, "the store is down"))
+        while script.finish is None and not script.protocol.health().outstanding:
+            for request in commits(script.wait(10.0)):
+                script.respond(answer(request, "the store is down"))
+
+    assert isinstance(script.finish.error, CommitError)
+    # Single events that keep the stream open were requested every 50 s.
+    assert number <= 1 + 4 + TIMES.commit_budget / TIMES.reserve + 1
+
+
+def test_one_missing_ack_stops_the_credit_and_is_reported() -> None:
+    """If one event is never acked, events behind it that are acked count towards `max_unacked`,
+    because their positions are kept; after 300 s an error reports the missing ack."""
+    script = streaming(limits=Limits(max_unacked=4))
+    script.read(events(2, 3, 4, 5, pending=0))
+    assert credit(script.ack(3, 4, 5)) == 0
+    for number in range(6, 20):
+        script.wait(50.0)
+        if script.finish is not None:
+            break
+        script.read(events(number, pending=0))
+        script.ack(number)
+
+    assert script.finish is not None
+    assert isinstance(script.finish.error, StreamStalledError)
+    assert "1 of the last 10 events" in str(script.finish.error)
 
 
 def test_slow_handler_within_the_limit_does_not_stall() -> None:

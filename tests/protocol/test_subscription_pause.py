@@ -91,6 +91,43 @@ def test_paused_stream_is_reopened_with_one_credit() -> None:
     assert opened.num_requested == 1
 
 
+def test_redeliveries_during_a_pause_are_requested_at_once() -> None:
+    """After a reconnect, the redelivery of acked events is requested at once, although the
+    application has paused: only then can they be committed. No other event is requested."""
+    script = streaming()
+    script.read(events(*range(2, 42)))
+    script.ack(*range(2, 22))
+    pause(script)
+    script.end(failure())
+    (opened,) = of(OpenStream, script.wait(1.0))
+    assert opened.num_requested == 20
+    (request,) = commits(script.respond(events(*range(2, 22), pending=0)))
+    assert request.replay_id == rid(21)
+    script.respond(answer(request))
+    assert script.protocol.health().outstanding == 0
+
+    seqs = script.seqs[22], script.seqs[41]
+    assert credit(script._did(script.protocol.acked(*seqs, script.now))) == 20
+    (request,) = commits(script.respond(events(*range(22, 42), pending=0)))
+    assert request.replay_id == rid(41)
+    script.respond(answer(request))
+    assert script.wait(49.0) == []
+
+
+def test_redeliveries_are_requested_while_max_unacked_is_reached() -> None:
+    """Acked events are redelivered and committed at full pace although their number leaves no room
+    for others."""
+    script = streaming(limits=Limits(max_unacked=40))
+    script.read(events(*range(2, 42), pending=0))
+    script.ack(*range(2, 42))
+    script.end(failure())
+    (opened,) = of(OpenStream, script.wait(1.0))
+    assert opened.num_requested == 40
+    (request,) = commits(script.respond(events(*range(2, 42), pending=0)))
+
+    assert request.replay_id == rid(41)
+
+
 def test_error_takes_precedence_over_a_pause() -> None:
     """A paused subscription that fails reports its error as the reason, not the pause."""
     script = streaming(EARLIEST, limits=Limits(max_bytes=10))

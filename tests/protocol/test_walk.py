@@ -12,6 +12,7 @@ are checked:
   reports a gap.
 - Rejected commits never end a subscription, since they are temporary here.
 - Every caller of commit() is settled exactly once.
+- The number of positions that are kept stays near `max_unacked`.
 - The total size of waiting and requested events stays near the byte limit.
 
 The seed is printed if a walk fails; the environment variable ``SFPUBSUB_WALK_SEED`` sets another
@@ -139,8 +140,9 @@ class Walk:
                 # Each event has one byte. A single one is the reserve. Draining keeps no events.
                 if command.num_requested > 1 and self.protocol.state is State.STREAMING:
                     health = self.protocol.health()
-                    there = health.pending_count + health.outstanding
-                    assert there <= self.limits.max_bytes, (
+                    free = self.limits.max_bytes - health.pending_count
+                    # Redeliveries of acked events take no memory.
+                    assert health.outstanding <= max(free, self.protocol._awaited), (
                         "more events requested than max_bytes allows"
                     )
                     assert health.outstanding <= self.limits.max_unacked, (
@@ -173,6 +175,11 @@ class Walk:
             elif isinstance(command, Finish):
                 self.finish = command
                 assert not self.tickets, "a caller of commit() was not settled"
+        # 100 more were in flight, or were redeliveries that turned out to be new, and the events
+        # that keep a stream open come on top.
+        held = self.protocol._ledger.open_events
+        held += self.protocol._ledger.done_events if self.managed else 0
+        assert held <= self.limits.max_unacked + 150, "more positions are kept than max_unacked"
         state = self.protocol.state
         assert state in WITHOUT_ALARM or self.protocol.deadline() is not None, state
         if state is State.PAUSED:
@@ -433,7 +440,9 @@ class Walk:
         self.service.most_refusals = 0.0
         if self.protocol.state in {State.SAVING, State.DRAINING, State.CLOSING, State.CLOSED}:
             self.crash()
-        for _ in range(60):
+        for count in range(600):  # with few events at a time, each after a commit
+            if count > 60 and self.frontier == len(self.service.log):
+                break
             self.reject = False
             self.renew = False
             if self.protocol.state is State.RENEWING:

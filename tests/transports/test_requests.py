@@ -178,11 +178,12 @@ def test_the_requests_of_a_managed_subscription(play: Callable[..., PlayedSubscr
     played.respond(1, 2, 3, 4, pending=0)
     played.driver.ack(1, 3)
     first = played.request()
-    assert first.num_requested == 3
+    assert first.num_requested == 0
     assert first.commit_replay_id_request.replay_id == rid(3)
     assert first.developer_name == ""
     played.driver.ack(4, 4)
     played.answer(first)
+    assert played.request() == pb.ManagedFetchRequest(num_requested=3)
     played.pass_time(Timings().commit_pause)  # the pause between two commits
     second = played.request()
     assert second.commit_replay_id_request.replay_id == rid(4)

@@ -139,7 +139,8 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
                 to keep the stream open.
             max_bytes: No more events are requested while the payloads of the undelivered ones total
                 this many bytes.
-            max_unacked: No more events are requested while this many are unacked.
+            max_unacked: No more events are requested while this many are unacked or, for a managed
+                subscription, not yet committed.
             connection_timeout: The outage budget: seconds that transport failures may last before
                 the subscription fails; None means forever. This is not the timeout of one
                 connection attempt.

@@ -100,9 +100,9 @@ class Timings:
     stored position are redelivered.
     """
     unacked_stall: float = 300.0
-    """If more than ``max_unacked`` events are unacked and nothing is acked for this long, the
-    subscription fails instead of stalling silently. Beyond ``max_unacked``, only single events are
-    requested, to keep the stream open.
+    """If more than ``max_unacked`` events are unacked or behind an unacked one, and the oldest is
+    not acked for this long, the subscription fails instead of stalling silently. Beyond
+    ``max_unacked``, only single events are requested, to keep the stream open.
     """
     retention: float = 72 * 3600.0
     """How long the service keeps an event, and accepts its position (Salesforce documentation,
@@ -145,8 +145,8 @@ class Limits:
     twice this value, and reopened when there is room again.
     """
     max_unacked: int = 100_000
-    """Maximum number of events received and not yet acked. Beyond it, only the events that keep the
-    stream open are requested.
+    """Maximum number of events received and not yet acked or, for a managed subscription, not yet
+    committed. Beyond it, only the events that keep the stream open are requested.
     """
 
     def __post_init__(self) -> None:

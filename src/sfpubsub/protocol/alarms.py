@@ -61,8 +61,8 @@ class Alarms:
         self.close_by: float = 0.0
         """Deadline of draining, then of closing."""
         self.full_since: float | None = None
-        """When the number of unacked events exceeded its limit, or when an ack last arrived after
-        that; None while the number is within the limit.
+        """When too many events were unacked or behind an unacked one, or when the oldest was last
+        acked after that; None while the number is within the limit.
         """
 
     def due(self, state: State) -> list[tuple[float, Due]]:

@@ -53,26 +53,27 @@ class Appetite:
         """Count all waiting batches as dropped."""
         self.waiting_count = self.waiting_bytes = 0
 
-    def room(self, unacked: int) -> int:
+    def room(self, held: int) -> int:
         """Return how many events may be in flight now.
 
         Args:
-            unacked: Number of events received and not acked, whether read or not.
+            held: Number of events whose positions are kept, because they are not acked or not
+                committed yet.
         """
-        return self._room(self.waiting_count, self.waiting_bytes, unacked)
+        return self._room(self.waiting_count, self.waiting_bytes, held)
 
-    def room_when_read(self, unacked: int) -> int:
+    def room_when_read(self, held: int) -> int:
         """Return what `room` will be after the application has read all waiting events.
 
         Args:
-            unacked: Number of events received and not acked, whether read or not.
+            held: See `room`.
         """
-        return self._room(0, 0, unacked)
+        return self._room(0, 0, held)
 
-    def _room(self, count: int, size: int, unacked: int) -> int:
+    def _room(self, count: int, size: int, held: int) -> int:
         limits = self._limits
         free = limits.max_bytes - size
-        by_count = min(limits.max_pending_count - count, limits.max_unacked - unacked)
+        by_count = min(limits.max_pending_count - count, limits.max_unacked - held)
         if free <= 0 or by_count <= 0:
             return 0
         if self._size is None:

@@ -60,14 +60,31 @@ class Intake:
         return 0 if self._ledger is None else self._ledger.unacked - self._appetite.waiting_count
 
     @property
+    def stuck(self) -> int:
+        """Number of events read by the application, from the first unacked one on.
+
+        None of them can be committed, even if it is acked, until the first one is acked.
+        """
+        return (
+            0 if self._ledger is None else self._ledger.open_events - self._appetite.waiting_count
+        )
+
+    @property
     def room(self) -> int:
         """Number of events that may be in flight now."""
-        return self._appetite.room(0 if self._ledger is None else self._ledger.unacked)
+        return self._appetite.room(self._held)
 
     @property
     def room_when_read(self) -> int:
         """Number of events that may be in flight once the application has read all waiting ones."""
-        return self._appetite.room_when_read(0 if self._ledger is None else self._ledger.unacked)
+        return self._appetite.room_when_read(self._held)
+
+    @property
+    def _held(self) -> int:
+        if self._ledger is None:
+            return 0
+        # Acked positions of a plain subscription do not stay: the newest one is stored at once.
+        return self._ledger.held if self._resume is None else self._ledger.open_events
 
     def take_in(self, response: Response) -> list[Command]:
         """Deliver the new events of *response* and record every position."""

@@ -48,6 +48,8 @@ class Ledger:
         self._newest_done: Entry | None = None
         self._done_to = 0  # order of the newest entry ever in the acked prefix
         self._candidate: Entry | None = None
+        self.held: int = 0
+        """Number of events in the ledger, acked or not."""
         self.unacked: int = 0
         """Number of events received but not acked, whether the application has read them or not."""
         self.done_events: int = 0
@@ -118,6 +120,7 @@ class Ledger:
         self._orders += count
         self._newest_seen = self._orders
         self._next_seq = run.first_seq + len(run.positions)
+        self.held += count
         self.unacked += count
 
     def _append(self, run: Run) -> None:
@@ -226,15 +229,21 @@ class Ledger:
         return None
 
     @property
-    def awaits_redelivery(self) -> bool:
-        """Whether the acked prefix's newest event is yet to be redelivered on the current stream.
+    def awaited(self) -> int:
+        """How many more entries the stream must redeliver until the acked prefix can be committed.
 
-        False if the event was received on the current stream, or if the prefix has no event.
+        0 if the prefix has no event, or if the stream has sent its newest event.
         """
         newest = self.newest_done_event
-        if newest is None or newest.order > self._before_stream:
-            return False
-        return newest.order not in self._again
+        if newest is None or newest.order <= self._newest_seen:
+            return 0
+        oldest = next(run for run in self._runs if len(run) > run.confirmed)
+        return newest.order - max(self._newest_seen, oldest.first_order + oldest.confirmed - 1)
+
+    @property
+    def open_events(self) -> int:
+        """Number of events that are unacked, or were received after an unacked one."""
+        return self.held - self.done_events
 
     def confirm(self, order: int) -> None:
         """Remove acked entries, because they are now committed or stored.
@@ -247,6 +256,7 @@ class Ledger:
             places = run.confirm(to)
             self._forget(run, places)
             self.confirmed_events += len(places)
+            self.held -= len(places)
             self.done_events -= len(places)
             if not run.is_over(to):
                 break

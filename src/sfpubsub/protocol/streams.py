@@ -249,14 +249,18 @@ class Streams:
 
     @property
     def _room(self) -> int:
-        if self.state is State.DRAINING:
-            return self._ledger.done_events if self._redelivering else 0
-        return 0 if self._held else self._intake.room
+        is_shut = self._held or self.state is State.DRAINING
+        return max(0 if is_shut else self._intake.room, self._awaited)
 
     @property
-    def _redelivering(self) -> bool:
+    def _room_when_read(self) -> int:
+        return self._room if self._awaited else self._intake.room_when_read
+
+    @property
+    def _awaited(self) -> int:
         # Acked events are redelivered first, and can be committed once this stream has sent them.
-        return self._intake.redelivering and self._ledger.awaits_redelivery
+        # They take no memory, so they are requested even if there is no room for new events.
+        return self._ledger.awaited if self.managed and self._intake.redelivering else 0
 
     def _ended(self) -> list[Command]:
         self._step(Signal.ENDED)

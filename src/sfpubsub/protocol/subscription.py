@@ -58,7 +58,8 @@ class SubscriptionProtocol(Streams):
         return self._after_acks(now)
 
     def _note_acked(self, first_seq: int, last_seq: int, now: float) -> None:
-        if self._ledger.ack(first_seq, last_seq):
+        before = self._ledger.open_events
+        if self._ledger.ack(first_seq, last_seq) and self._ledger.open_events < before:
             self._alarms.full_since = now if self._too_many_unacked else None
 
     def _after_acks(self, now: float) -> list[Command]:
@@ -208,8 +209,9 @@ class SubscriptionProtocol(Streams):
     def _never_acked(self, _now: float, _jitter: float) -> list[Command]:
         return self._fail(
             StreamStalledError(
-                f"{self._intake.unacked} events of {self.name} are unacked, and none was acked "
-                f"for {self._timings.unacked_stall:g} s: ack events, or raise max_unacked"
+                f"{self._intake.unacked} of the last {self._intake.stuck} events of {self.name} "
+                f"are unacked, and the oldest was not acked for {self._timings.unacked_stall:g} s: "
+                f"ack events, or raise max_unacked"
             )
         )
 
@@ -224,8 +226,9 @@ class SubscriptionProtocol(Streams):
     @property
     def _too_many_unacked(self) -> bool:
         # Above the limit, request only single events to keep the stream open (`Window.reserve`):
-        # the application reads events but does not ack them.
-        return self._intake.unacked > self._limits.max_unacked
+        # the application reads events but does not ack them. Events that only wait for a commit do
+        # not count here: `Timings.commit_budget` limits that wait.
+        return self._intake.stuck > self._limits.max_unacked
 
     def _leave_when_overfull(self) -> list[Command]:
         managed = self._managed
@@ -253,7 +256,7 @@ class SubscriptionProtocol(Streams):
             commit = self._managed.next_commit(now, again=again, at_once=at_once)
         if commit is None and self._outgoing.window.ample:
             return []
-        return self._outgoing.request(now, commit, self._room, self._intake.room_when_read)
+        return self._outgoing.request(now, commit, self._room, self._room_when_read)
 
     def _settled(self, managed: ManagedPosition, response: Response, now: float) -> list[Command]:
         out: list[Command] = []
@@ -271,7 +274,7 @@ class SubscriptionProtocol(Streams):
     def _drain_on(self, now: float, *, again: bool = False) -> list[Command]:
         if self._managed is not None:
             commit = self._managed.last_commit(now, again=again)
-            if commit is not None or self._managed.unanswered or self._redelivering:
+            if commit is not None or self._managed.unanswered or self._awaited:
                 return self._outgoing.request(now, commit, self._room, self._room)
         self._step(Signal.SETTLED)
         return self._half_close(now)
