@@ -12,17 +12,22 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
 from sfpubsub import FileSchemaStore, SchemaStore
+from sfpubsub.auth.session import Session
 from sfpubsub.avro.schema_cache import SchemaCache, schema_id_of
 from sfpubsub.emulator.faults import Fault, FaultPlan
 from sfpubsub.errors import ConfigurationError, SchemaError
+from sfpubsub.protocol.events import Response
+from sfpubsub.transports.base import Transport
+from sfpubsub.transports.channel import GrpcTransport, open_channel
 from sfpubsub.types import SchemaInfo
 
 from ..conftest import PATIENCE
-from .test_managed import TOPIC, orders
+from .test_managed import NAME, TOPIC, collect, orders
 
 
 def schema(name: str, *fields: str) -> str:
@@ -32,6 +37,7 @@ def schema(name: str, *fields: str) -> str:
 
 
 ORDER = schema("Order_Event__e", "Order_Number__c")
+ORDER_ID = schema_id_of(ORDER)
 
 
 def file_names(store: FileSchemaStore) -> list[str]:
@@ -92,16 +98,16 @@ def test_damaged_file_is_detected_and_fetched_again(tmp_path, caplog, damage):
     silently decode to garbage.
     """
     store = FileSchemaStore(tmp_path)
-    store.put("a", ORDER)
+    store.put(ORDER_ID, ORDER)
     (file,) = tmp_path.iterdir()
     file.write_text(damage(file.read_text()), encoding="latin-1")
-    assert store.get("a") is None
+    assert store.get(ORDER_ID) is None
     assert "is damaged" in caplog.text
     calls = []
     cache = SchemaCache(lambda id_: calls.append(id_) or SchemaInfo(id_, ORDER), store=store)
-    assert cache.get("a").name == "Order_Event__e"
-    assert calls == ["a"]
-    assert FileSchemaStore(tmp_path).get("a") == ORDER
+    assert cache.get(ORDER_ID).name == "Order_Event__e"
+    assert calls == [ORDER_ID]
+    assert FileSchemaStore(tmp_path).get(ORDER_ID) == ORDER
 
 
 def test_file_copied_from_another_schema_is_not_used(tmp_path):
@@ -195,13 +201,14 @@ def test_cache_asks_the_store_before_the_service():
     shelf = RecordingStore()
 
     def fetch(schema_id):
-        shelf.log.append(f"fetch {schema_id}")
+        shelf.log.append("fetch ORDER")
         return SchemaInfo(schema_id, ORDER)
 
     for _ in range(2):
         cache = SchemaCache(fetch, store=shelf)
-        assert cache.get("a") is cache.get("a")
-    assert shelf.log == ["get a", "fetch a", "put a", "get a"]
+        assert cache.get(ORDER_ID) is cache.get(ORDER_ID)
+    log = [entry.replace(ORDER_ID, "ORDER") for entry in shelf.log]
+    assert log == ["get ORDER", "fetch ORDER", "put ORDER", "get ORDER"]
 
 
 def test_stored_schema_that_is_invalid_is_fetched_again():
@@ -210,9 +217,9 @@ def test_stored_schema_that_is_invalid_is_fetched_again():
     An invalid schema from the service raises an error and is not stored.
     """
     shelf = RecordingStore()
-    shelf.kept["a"] = "{"
-    assert SchemaCache(lambda id_: SchemaInfo(id_, ORDER), store=shelf).get("a").name
-    assert shelf.kept == {"a": ORDER}
+    shelf.kept[ORDER_ID] = "{"
+    assert SchemaCache(lambda id_: SchemaInfo(id_, ORDER), store=shelf).get(ORDER_ID).name
+    assert shelf.kept == {ORDER_ID: ORDER}
     with pytest.raises(SchemaError):
         SchemaCache(lambda id_: SchemaInfo(id_, "{"), store=shelf).get("b")
     assert "b" not in shelf.kept
@@ -238,18 +245,88 @@ def test_schema_id_is_the_md5_of_the_canonical_form():
         schema_id_of("{")
 
 
-def test_schema_id_that_is_not_the_hash_is_logged_once(caplog):
-    """A schema whose id is not its hash is used, counted as a mismatch, and logged once; a correct
-    id is not logged.
+class Renaming(Transport):
+    """A service over another one, whose schema ids are no hashes.
+
+    Args:
+        inner: The transport of the service.
+        lies: Number of GetSchema answers that are another event's schema.
     """
-    right = schema_id_of(ORDER)
-    cache = SchemaCache(lambda id_: SchemaInfo(id_, ORDER), max_schemas=1)
-    for schema_id in ("wrong", right, "wrong", right, "wrong too"):
-        assert cache.get(schema_id).decode(b"\x00") == {"Order_Number__c": None}
-    assert cache.mismatches == 2
-    assert len(caplog.records) == 2
-    assert "schema wrong (Order_Event__e) is used" in caplog.text
-    assert right in caplog.text, "the id that it should have"
+
+    def __init__(self, inner: Transport, *, lies: int = 0, rename: bool = True) -> None:
+        self._inner = inner
+        self.lies = lies
+        self._suffix = "-v1" if rename else ""
+
+    def open_stream(self, target, opening):
+        call = self._inner.open_stream(target, opening)
+        receive, read = call.receive, call.read
+
+        def renamed(message):
+            if not isinstance(message, Response):
+                return message
+            found = [
+                event._replace(schema_id=event.schema_id + self._suffix) for event in message.events
+            ]
+            return message._replace(events=tuple(found))
+
+        call.receive = lambda: renamed(receive())
+        call.read = lambda received, ended: read(lambda each: received(renamed(each)), ended)
+        return call
+
+    def get_schema(self, schema_id):
+        if self.lies:
+            self.lies -= 1
+            return SchemaInfo(schema_id, schema("Wrong__e", "Order_Number__c"))
+        found = self._inner.get_schema(schema_id.removesuffix(self._suffix))
+        return replace(found, schema_id=schema_id)
+
+    def connect(self, timeout):
+        self._inner.connect(timeout)
+
+    def get_topic(self, name):
+        return self._inner.get_topic(name)
+
+    def open_publish(self, topic, opening, *, streamed):
+        return self._inner.open_publish(topic, opening, streamed=streamed)
+
+    def close(self):
+        self._inner.close()
+
+
+def through(emulator, **options) -> Renaming:
+    """Return a transport to the emulator, whose schemas are changed on the way."""
+    session = Session(emulator.access_token, emulator.instance_url, emulator.tenant_id)
+    channel = open_channel(emulator.grpc_target, insecure="1")
+    inner = GrpcTransport(channel, emulator.grpc_target, lambda: session.headers)
+    return Renaming(inner, **options)
+
+
+def test_service_whose_ids_are_no_hashes_loses_nothing(run_emulator, connect, tmp_path):
+    """Everything is delivered and decoded; the mismatch is counted, and no schema is stored."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(20))
+    store = FileSchemaStore(tmp_path / "schemas")
+    client = connect(emulator, transport=through(emulator), schema_store=store)
+    with client.subscribe_managed(NAME, on_undecodable="skip") as subscription:
+        assert collect(subscription, 20) == list(range(20))
+        health = subscription.health()
+    assert (health.skipped, health.details["schema_id_mismatches"]) == (0, 1)
+    assert not store.directory.exists()
+
+
+def test_wrong_schema_is_not_used(run_emulator, connect, tmp_path):
+    """One wrong GetSchema answer changes no value, in this process or in the next one."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(20))
+    for lies in (1, 0):
+        store = FileSchemaStore(tmp_path / "schemas")
+        transport = through(emulator, lies=lies, rename=False)
+        client = connect(emulator, transport=transport, schema_store=store)
+        with client.subscribe(TOPIC, replay="earliest") as subscription:
+            batch = subscription.next_batch(PATIENCE)
+            assert {event.codec.name for event in batch} == {"Order_Event__e"}
+            assert subscription.health().details["schema_id_mismatches"] == 0
 
 
 def test_events_are_decoded_from_the_store_without_the_service(run_emulator, connect, tmp_path):

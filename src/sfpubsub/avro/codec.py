@@ -64,6 +64,8 @@ class Codec:
 
     wanted: frozenset[str] | None = None
     """The fields in a decoded value; None means all. See `only`."""
+    is_doubtful: bool = False
+    """Whether the schema may be that of other events, so that it must not be stored."""
     _whole: Codec | None = None
 
     def __init__(self, schema_id: str, schema_json: str) -> None:

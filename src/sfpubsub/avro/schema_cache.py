@@ -3,6 +3,10 @@
 A schema id is a hash of the schema, so an entry never becomes stale. Around a schema change, the
 events of one stream may have different schemas, so a schema is looked up by the schema id of the
 event, never by the topic. Thread-safe.
+
+That ids are hashes is not documented, so an answer whose hash is not the id is not refused. But it
+may be the schema of other events, which would be decoded to wrong values. So it is used only if the
+service sends the same answer twice, and it is never stored.
 """
 
 from __future__ import annotations
@@ -59,6 +63,14 @@ def schema_id_of(schema_json: str) -> str:
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
+def _fits(schema_id: str, schema_json: str) -> bool:
+    """Return whether *schema_id* is the hash of a schema."""
+    try:
+        return schema_id_of(schema_json) == schema_id
+    except SchemaError:
+        return False
+
+
 class SchemaCache:
     """Caches the most recently used schemas.
 
@@ -69,7 +81,7 @@ class SchemaCache:
             waited for this fetch, and are not cached.
         max_schemas: Maximum number of cached schemas.
         store: Checked before *fetch*, if given. A fetched schema is stored in it before it is
-            returned.
+            returned, if its id is its hash.
     """
 
     def __init__(
@@ -92,7 +104,7 @@ class SchemaCache:
 
         Raises:
             SchemaNotFoundError: The service has no schema with this id.
-            SchemaError: The schema is not valid Avro.
+            SchemaError: The schema is not valid Avro, or the service sent two different ones.
             SfPubSubError: Any other error that the fetch or the store raises.
         """
         with self._lock:
@@ -108,7 +120,6 @@ class SchemaCache:
             return waiting.result()
         try:
             codec = self._stored(schema_id) or self._fetched(schema_id)
-            self._note_mismatch(codec)
         except BaseException as error:
             with self._lock:
                 del self._in_flight[schema_id]
@@ -131,42 +142,55 @@ class SchemaCache:
         if schema_json is None:
             return None
         try:
-            return Codec(schema_id, schema_json)
-        except SchemaError as error:  # fetch it from the service instead
-            logger.warning("a stored schema is not valid; fetching it from the service: %s", error)
-            return None
+            if _fits(schema_id, schema_json):
+                return Codec(schema_id, schema_json)
+            problem = "its hash is not its id"
+        except SchemaError as error:
+            problem = str(error)
+        logger.warning(
+            "the stored schema %s is not valid; fetching it from the service: %s",
+            schema_id,
+            problem,
+        )
+        return None
 
     def _fetched(self, schema_id: str) -> Codec:
-        codec = Codec(schema_id, self._fetch(schema_id).schema_json)
+        schema_json = self._fetch(schema_id).schema_json
+        if not _fits(schema_id, schema_json):
+            again = self._fetch(schema_id).schema_json
+            if not _fits(schema_id, again):
+                return self._doubtful(schema_id, schema_json, again)
+            schema_json = again
+        codec = Codec(schema_id, schema_json)
         if self._store is not None:
-            self._store.put(schema_id, codec.schema_json)
+            self._store.put(schema_id, schema_json)
         return codec
 
-    def _note_mismatch(self, codec: Codec) -> None:
-        # Not fatal: an event is decoded with the schema that the service returned for its id,
-        # whatever the id is derived from. But a mismatch may mean that the schema belongs to
-        # another event.
-        try:
-            made_of = schema_id_of(codec.schema_json)
-        except SchemaError as error:
-            made_of = f"unknown ({error})"
-        if made_of == codec.schema_id:
-            return
+    def _doubtful(self, schema_id: str, schema_json: str, again: str) -> Codec:
+        """Return the codec of a schema whose hash is not its id, which the service sent twice."""
+        if again != schema_json:
+            raise SchemaError(
+                f"the service sent two different schemas for {schema_id}, and the id is the hash "
+                f"of neither: its events are not decoded, because the result could be wrong"
+            )
+        codec = Codec(schema_id, schema_json)
+        codec.is_doubtful = True
         with self._lock:
-            known = codec.schema_id in self._mismatches
-            self._mismatches.add(codec.schema_id)
+            known = schema_id in self._mismatches
+            self._mismatches.add(schema_id)
         if not known:
             logger.warning(
-                "schema %s (%s) is used although its id does not match its content: the expected "
-                "id is %s",
-                codec.schema_id,
+                "schema %s (%s) is used, but not stored, because its id does not match its "
+                "content: the expected id is %s",
+                schema_id,
                 codec.name,
-                made_of,
+                schema_id_of(schema_json),
             )
+        return codec
 
     @property
     def mismatches(self) -> int:
-        """The number of schema ids that are not the hash of their schema."""
+        """The number of schema ids that are not the hash of the schema used for them."""
         return len(self._mismatches)
 
     def peek(self, schema_id: str) -> Codec | None:

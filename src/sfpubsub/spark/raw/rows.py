@@ -182,7 +182,9 @@ class EventRows:
         self.undecodable: list[tuple[int, Row]] = []
         """The undecodable rows with their indexes; complete only after `table` was called."""
         self.schemas: dict[str, str] = {}
-        """The schemas of all rows as JSON text, by id; the text is empty if unavailable."""
+        """The schemas of all rows as JSON text, by id; the text is empty if it is unavailable or
+        must not be stored.
+        """
         self.position: ReplayId | None = None
         """Position to store with these events. `extend` sets it to that of the last event."""
         self.bytes: int = 0
@@ -207,7 +209,8 @@ class EventRows:
             self._events.append(event)
             self.bytes += len(event.raw.payload)
             if event.raw.schema_id not in self.schemas:
-                self.schemas[event.raw.schema_id] = event.codec.schema_json
+                codec = event.codec
+                self.schemas[codec.schema_id] = "" if codec.is_doubtful else codec.schema_json
         added = len(self._events) - len(self._received)
         self._received += [received_at] * added
         self._count += added

@@ -62,6 +62,10 @@ class Schemas(SchemaStore):
         """Store a schema in memory, and in the persistent store if there is one."""
         if self._beyond is not None:
             self._beyond.put(schema_id, schema_json)
+        self.note(schema_id, schema_json)
+
+    def note(self, schema_id: str, schema_json: str) -> None:
+        """Store a schema only in memory."""
         self._schemas[schema_id] = schema_json
 
 
@@ -72,6 +76,7 @@ class Feed:
         client: The client; `close` leaves it open.
         topic: Path of the topic.
         start: Position at which to start.
+        schemas: Gets the schemas of the received events that the client may not store.
         max_events: Maximum number of events received ahead of `take`.
         max_bytes: Maximum payload bytes received ahead of `take`.
         go_on: Whether to continue at EARLIEST if the position is rejected, and report a gap in
@@ -83,6 +88,7 @@ class Feed:
         client: PubSubClient,
         topic: str,
         start: StartPosition,
+        schemas: Schemas,
         *,
         max_events: int,
         max_bytes: int,
@@ -90,6 +96,7 @@ class Feed:
     ) -> None:
         self._quiet_since = time.monotonic()
         self._gaps_seen = 0
+        self._schemas = schemas
         self._parent = os.getppid()
         self._subscription: Subscription = client.subscribe(
             topic,
@@ -120,6 +127,9 @@ class Feed:
                 self._quiet_since = time.monotonic()
             return []
         self._quiet_since = time.monotonic()
+        for codec in batch.codecs.values():
+            if codec.is_doubtful:
+                self._schemas.note(codec.schema_id, codec.schema_json)
         return [ReceivedEvent(raw, batch.received_at) for raw in batch.raw_events]
 
     @property

@@ -231,6 +231,7 @@ class TopicReader:
             self._connected(),
             self.topic,
             start,
+            self._schemas,
             max_events=self._share.events,
             max_bytes=self._share.bytes,
             go_on=not self._options.fail_on_data_loss,
