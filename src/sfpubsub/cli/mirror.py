@@ -104,7 +104,8 @@ def mirror() -> None:
     type=Duration(),
     default="24h",
     show_default=True,
-    help="Time between rereads of objects with formula fields; 0 disables these rereads.",
+    help="Time between rereads of objects with fields that no event reports, such as formulas; 0 "
+    "disables these rereads.",
 )
 @click.option(
     "--sweep",

@@ -35,7 +35,9 @@ class MirrorSettings:
     piece_rows: int = DEFAULT_PIECE_ROWS
     """Number of rows to read and merge at a time."""
     refresh_formulas: float = DEFAULT_REFRESH
-    """Interval in seconds at which objects with formula fields are reread; 0 for never."""
+    """Interval in seconds at which objects with fields that no event reports, such as formulas, are
+    reread; 0 for never.
+    """
     sweep: float = DEFAULT_SWEEP
     """Interval in seconds at which the mirror looks for purged records; 0 for never."""
     api_calls_per_day: int | None = None
