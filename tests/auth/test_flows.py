@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -25,7 +26,8 @@ from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
 from sfpubsub.errors import AuthenticationError, SessionExpiredError, StreamUnavailableError
 
 from ..client.test_managed import NAME, TOPIC, committed, numbers, orders
-from ..conftest import PATIENCE, QUICK
+from ..conftest import PATIENCE, QUICK, until
+from .servers import Reply, https_host
 
 APP = {"client_id": "emulator", "client_secret": "emulator-secret"}
 
@@ -306,6 +308,105 @@ def test_renewal_is_retried_while_the_login_host_is_down(run_emulator):
         emulator.publish(TOPIC, orders(1, 1))
         assert numbers([subscription.next_batch(PATIENCE)]) == [1]
     assert len(tried) == 3
+
+
+STRANGE = {
+    "HTML": Reply(200, "<html>maintenance</html>", {"Content-Type": "text/html"}),
+    "redirect": Reply(302, b"", {"Location": "https://elsewhere.example/"}),
+    "firewall": Reply(403, "<html>blocked</html>"),
+    "no token": Reply(200, {"token_type": "Bearer"}),
+}
+
+
+@pytest.mark.parametrize("reply", STRANGE.values(), ids=STRANGE)
+def test_strange_answers_of_the_login_host_do_not_end_a_stream(run_emulator, reply):
+    """A renewal that the login host answers with something other than an OAuth error is retried,
+    and no event is lost."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(1))
+    strange = [reply] * 3
+
+    def answer(request) -> Reply:
+        if len(host.requests) > 1 and strange:
+            return strange.pop()
+        token = {"access_token": emulator.new_token(), "instance_url": emulator.instance_url}
+        return Reply(200, token)
+
+    with https_host(answer) as host:
+        http = HttpClient(insecure="1")
+        login = ClientCredentials(
+            "id", "secret", login_url=host.url, tenant_id=emulator.tenant_id, http=http
+        )
+        with (
+            PubSubClient(
+                login, endpoint=emulator.grpc_target, insecure="1", timings=QUICK
+            ) as client,
+            client.subscribe(TOPIC, replay="earliest") as subscription,
+        ):
+            assert numbers([subscription.next_batch(PATIENCE)]) == [0]
+            emulator.faults.add(Fault("expire_token"))
+            emulator.publish(TOPIC, orders(1, 1))
+            assert numbers([subscription.next_batch(PATIENCE)]) == [1]
+            assert subscription.health().gaps == ()
+    assert strange == []
+
+
+def test_failing_session_provider_is_retried_within_the_session_budget(run_emulator):
+    """Any exception of a caller's own provider is retried; after `session_budget`, the subscription
+    ends with an error that names the last failure, without the exception's text."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(1))
+    session = Session(emulator.access_token, emulator.instance_url, emulator.tenant_id)
+    calls = []
+
+    class Vault:
+        def get_session(self, expired):
+            if expired is None:
+                return session
+            calls.append(expired)
+            raise LookupError("secret")
+
+    client = PubSubClient(
+        Vault(),
+        endpoint=emulator.grpc_target,
+        insecure="1",
+        timings=replace(QUICK, session_budget=0.5),
+    )
+    with client:
+        subscription = client.subscribe(TOPIC, replay="earliest")
+        assert len(subscription.next_batch(PATIENCE)) == 1
+        emulator.faults.add(Fault("expire_token"))
+        with pytest.raises(SessionExpiredError, match="LookupError") as caught:
+            subscription.next_batch(PATIENCE)
+    assert "0.5 s" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert len(calls) > 2
+
+
+def test_schema_waits_for_a_strange_answer_of_the_login_host(run_emulator):
+    """Events wait for their schema while the login host answers a renewal strangely, as a stream
+    would wait, and none is lost."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(1))
+    session = Session(emulator.access_token, emulator.instance_url, emulator.tenant_id)
+    calls = []
+
+    class Vault:
+        def get_session(self, expired):
+            if expired is None:
+                return session
+            calls.append(expired)
+            if len(calls) < 4:
+                raise LookupError
+            return Session(emulator.new_token(), emulator.instance_url, emulator.tenant_id)
+
+    client = PubSubClient(Vault(), endpoint=emulator.grpc_target, insecure="1", timings=QUICK)
+    with client, client.subscribe(TOPIC, replay="earliest") as subscription:
+        until(lambda: subscription.pending_count, "the event")
+        emulator.faults.add(Fault("revoke_token"))  # the open stream continues
+        assert numbers([subscription.next_batch(PATIENCE)]) == [0]
+        assert subscription.health().reconnects == 0
+    assert len(calls) == 4
 
 
 def test_credentials_rejected_during_a_stream_end_the_subscription(run_emulator):

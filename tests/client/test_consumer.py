@@ -21,7 +21,14 @@ from sfpubsub.client.consumer import (
     WaitUntil,
 )
 from sfpubsub.config import Timings
-from sfpubsub.errors import ConfigurationError, SchemaNotFoundError, StreamUnavailableError
+from sfpubsub.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    OtherOrgError,
+    SchemaNotFoundError,
+    SessionExpiredError,
+    StreamUnavailableError,
+)
 from sfpubsub.protocol.commands import Deliver
 from sfpubsub.transports.base import Target
 from sfpubsub.transports.mailbox import Arrival
@@ -322,12 +329,54 @@ def test_health_reports_the_wait_for_a_schema():
 def test_permanent_schema_error_is_raised():
     """A schema error that no retry can fix is raised, unless the subscription is already over."""
     harness = ConsumerHarness(known=())
-    error = SchemaNotFoundError("schema tick: not there", retryable=False)
+    error = SchemaNotFoundError("schema tick: not there", error_code="schema.not.found")
     with pytest.raises(SchemaNotFoundError):
         harness.consumer.not_found(error, 0.0, 0.5, over=False)
     harness.consumer.not_found(error, 0.0, 0.5, over=True)
     harness.queue, harness.over = [arrival(1, b"\x02")], True
     assert harness.step(0.1) == End()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AuthenticationError("a page in HTML instead of a token"),
+        SessionExpiredError("a new session was refused", retryable=True),
+        SchemaNotFoundError("a status without an error code"),
+    ],
+)
+def test_doubtful_schema_error_is_raised_only_after_the_session_budget(error):
+    """A failure of which neither the service nor the login host named the cause is retried like
+    that of a stream, for `session_budget`; a success starts the budget anew."""
+    harness = ConsumerHarness(known=())
+    harness.queue = [arrival(1, b"\x02"), arrival(2, b"\x02", schema_id="tock")]
+    budget = Timings().session_budget
+    harness.step()
+    harness.consumer.not_found(error, 0.0, 0.5, over=False)
+    harness.consumer.not_found(error, budget - 1, 0.5, over=False)
+    harness.known["tick"] = TICK
+    harness.hand_out(budget)
+    assert harness.step(budget) == FetchSchemas(("tock",))
+    harness.consumer.not_found(error, budget, 0.5, over=False)
+    with pytest.raises(type(error)):
+        harness.consumer.not_found(error, 2 * budget, 0.5, over=False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AuthenticationError("refused", error_code="invalid_grant"),
+        SessionExpiredError("there are no credentials to get a new session"),
+        OtherOrgError("another org"),
+    ],
+)
+def test_refused_sign_in_for_a_schema_is_raised_at_once(error):
+    """If the login host refused with a code, or no other session can be had, waiting is useless."""
+    harness = ConsumerHarness(known=())
+    harness.queue = [arrival(1, b"\x02")]
+    harness.step()
+    with pytest.raises(type(error)):
+        harness.consumer.not_found(error, 0.0, 0.5, over=False)
 
 
 # Undecodable events.

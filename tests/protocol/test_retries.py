@@ -6,6 +6,7 @@ import pytest
 
 from sfpubsub.config import Timings
 from sfpubsub.errors import (
+    AuthenticationError,
     PermissionDeniedError,
     SessionExpiredError,
     StreamUnavailableError,
@@ -13,7 +14,7 @@ from sfpubsub.errors import (
     TopicNotFoundError,
 )
 from sfpubsub.protocol.events import FailureKind
-from sfpubsub.protocol.retries import Retries
+from sfpubsub.protocol.retries import Retries, Verdict
 from sfpubsub.protocol.states import Signal
 from tests.protocol.scripted import NAME, failure
 
@@ -128,6 +129,38 @@ def test_expired_session_is_renewed_at_once() -> None:
     judge.renewed()
 
     assert judge.judge(failure(FailureKind.REAUTHENTICATE), 6.0, 0.5).reopen_at == 6.5
+
+
+def test_strange_answer_to_a_renewal_is_temporary_after_a_response() -> None:
+    """A renewal that fails without a word of the login host is retried for `session_budget`, if the
+    service has ever let the stream in; otherwise, the subscription ends with the failure."""
+    error = AuthenticationError("a page in HTML")
+    strange, expired = failure(FailureKind.TURNED_AWAY, error), failure(FailureKind.REAUTHENTICATE)
+    assert retries().unrenewed(strange, 0.0, 0.5).error is error
+    judge = retries()
+    judge.responded()
+    now, tries = 100.0, 0
+    while True:
+        assert judge.judge(expired, now, 0.999) == Verdict(Signal.EXPIRED, now)
+        verdict = judge.unrenewed(strange, now, 0.999)
+        if verdict.signal is not Signal.BROKEN:
+            break
+        now, tries = verdict.reopen_at + 0.01, tries + 1
+
+    assert TIMES.session_budget <= now - 100.0 < TIMES.session_budget + TIMES.backoff_max + 1
+    assert 5 < tries < 20, "the delay between sign-ins grows"
+    assert isinstance(verdict.error, SessionExpiredError)
+    assert "a page in HTML" in str(verdict.error)
+    assert verdict.error.__cause__ is error
+
+
+def test_refused_renewal_is_fatal() -> None:
+    """A renewal that the login host refuses with a code of its own is not retried."""
+    judge = retries()
+    judge.responded()
+    error = AuthenticationError("revoked", error_code="invalid_grant")
+
+    assert judge.unrenewed(failure(FailureKind.STOP, error), 0.0, 0.5).error is error
 
 
 def test_failing_sign_in_does_not_count_as_rejected_session() -> None:

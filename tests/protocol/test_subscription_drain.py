@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sfpubsub.errors import CommitError
+from sfpubsub.errors import AuthenticationError, CommitError
 from sfpubsub.protocol.commands import CancelStream, Discard, Finish, HalfClose, OpenStream
 from sfpubsub.protocol.events import Failure, FailureKind, Response
 from sfpubsub.protocol.states import State
@@ -226,7 +226,11 @@ def test_drain_ends_if_no_session_is_available() -> None:
     slow = broken(failure(FailureKind.REAUTHENTICATE))
     slow.drain()
     slow.wait(10.0)
-    for script in (down, slow):
+    strange = broken(failure(FailureKind.REAUTHENTICATE))
+    strange.drain()
+    page = failure(FailureKind.TURNED_AWAY, AuthenticationError("a page in HTML"))
+    strange._did(strange.protocol.renewal_failed(page, strange.now, 0.5))
+    for script in (down, slow, strange):
         assert script.finish is not None
         assert isinstance(script.finish.error, CommitError)
         assert "2 acked events" in str(script.finish.error)

@@ -100,7 +100,11 @@ class Connection:
             return call()
         except SessionExpiredError:
             self._sessions.renew(used)
-            return call()
+            try:
+                return call()
+            except SessionExpiredError as error:
+                error.retryable = True  # a new session may take minutes to be accepted
+                raise
         except Exception:
             # If the client was closed during the call, that is the actual reason.
             self.check_usable()

@@ -40,8 +40,9 @@ from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.undecodable import OnUndecodable, Screen, Screened
 from sfpubsub.config import Timings
-from sfpubsub.errors import SfPubSubError
+from sfpubsub.errors import AuthenticationError, SfPubSubError
 from sfpubsub.protocol.backoff import Backoff
+from sfpubsub.protocol.retries import is_final
 from sfpubsub.stores.quarantine import QuarantinedEvent
 from sfpubsub.transports.base import Target
 from sfpubsub.transports.mailbox import Arrival
@@ -179,6 +180,9 @@ class Consumer:
         self._schema_backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._schema_due = 0.0  # when to retry after a schema could not be fetched
         self._schema_error: str | None = None
+        # Since when each failure of a fetch has been one that may not be temporary.
+        self._schema_doubt: float | None = None
+        self._patience = timings.session_budget
         self._paused = False
         self._seen: ReplayId | None = None  # the last position that `storable` was given
         self._unstored: ReplayId | None = None
@@ -229,7 +233,9 @@ class Consumer:
     def not_found(self, error: SfPubSubError, now: float, jitter: float, *, over: bool) -> None:
         """Handle a failure to fetch a schema.
 
-        A temporary failure must not lose events, so the response that needs the schema waits.
+        A temporary failure must not lose events, so the response that needs the schema waits. The
+        service has let the stream in, so a failure to sign in, or one of which neither the service
+        nor the login host named the cause, counts as temporary for `Timings.session_budget`.
 
         Args:
             error: The error that the fetch raised.
@@ -241,7 +247,13 @@ class Consumer:
         Raises:
             SfPubSubError: *error* itself, if a retry would not help.
         """
-        if not error.retryable and not over:
+        if error.retryable and not isinstance(error, AuthenticationError):
+            self._schema_doubt = None
+        elif self._schema_doubt is None:
+            self._schema_doubt = now
+        is_late = self._schema_doubt is not None and now - self._schema_doubt >= self._patience
+        if (is_final(error) or is_late) and not over:
+            self._schema_doubt = None
             raise error
         wait = self._schema_backoff.next(jitter)
         self._schema_due = now + wait
@@ -366,7 +378,7 @@ class Consumer:
             return False
         if self._schema_error is not None:
             self._schema_backoff.reset()
-            self._schema_error = None
+            self._schema_error = self._schema_doubt = None
         return True
 
     def health(self, health: Health, mismatches: int, *, discarded: bool) -> Health:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from sfpubsub.config import Timings
 from sfpubsub.errors import (
+    ConfigurationError,
+    LocalProtocolError,
     SessionExpiredError,
     SfPubSubError,
     StreamUnavailableError,
@@ -21,6 +23,19 @@ from sfpubsub.errors import (
 from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.protocol.events import Failure, FailureKind
 from sfpubsub.protocol.states import Signal
+
+
+def is_final(error: SfPubSubError) -> bool:
+    """Return whether an error that ended a unary call or a sign-in cannot be cured by a retry.
+
+    It is if the service or the login host named the cause by a code of its own, or if the cause is
+    on this side. Anything else, such as a page in HTML or a status without a code, may come from an
+    intermediary, or be a fault of the login host that passes.
+    """
+    if error.retryable:
+        return False
+    ours = (ConfigurationError, LocalProtocolError, SessionExpiredError)
+    return error.error_code is not None or isinstance(error, ours)
 
 
 class _Trouble(enum.Enum):
@@ -89,6 +104,28 @@ class Retries:
     def stalled(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
         """Handle a stream that was silent for too long."""
         return self._later(Signal.STALLED, error, now, jitter)
+
+    def unrenewed(self, failure: Failure, now: float, jitter: float) -> Verdict:
+        """Record a failure to obtain a new session, and return how to react.
+
+        Args:
+            failure: The failure. TURNED_AWAY means that the login host gave no reason of its own.
+            now: The current time, in seconds.
+            jitter: A uniform random number in [0, 1).
+        """
+        if failure.kind is FailureKind.RETRY:
+            return self.broken(failure.error, now, jitter)
+        if failure.kind is not FailureKind.TURNED_AWAY or not self._let_in:
+            return Verdict(Signal.FATAL, error=failure.error)
+        if self._count(_Trouble.SHUT_OUT, failure.error, now) < self._timings.session_budget:
+            return Verdict(Signal.BROKEN, now + self._backoff.next(jitter))
+        error = SessionExpiredError(
+            f"no new session for {self._name} was obtained for "
+            f"{self._timings.session_budget:g} s; the last failure: {failure.error}",
+            retryable=True,
+        )
+        error.__cause__ = failure.error
+        return Verdict(Signal.FATAL, error=error)
 
     def moved(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
         """Handle a rejected position that was replaced by the fallback."""
@@ -165,7 +202,9 @@ class Retries:
         return Verdict(Signal.FATAL, error=busy)
 
     def _shut_out(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
-        if self._count(_Trouble.SHUT_OUT, error, now) < self._timings.session_budget:
+        spent = self._count(_Trouble.SHUT_OUT, error, now)
+        # If no session could be fetched since the last response, `unrenewed` decides.
+        if spent < self._timings.session_budget or not self._renewed:
             # An expired session is renewed immediately. If a session is refused although it was
             # just fetched, it may need time to reach all servers, so the delay increases.
             delay = self._backoff.next(jitter) if self._renewed else 0.0

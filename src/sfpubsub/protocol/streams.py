@@ -139,11 +139,10 @@ class Streams:
         """Handle a failure to obtain a new session: retry later, or end the subscription."""
         if self.state not in {State.RENEWING, State.SAVING}:
             return []
-        if failure.kind is FailureKind.RETRY:
-            if self.state is State.SAVING:
-                return self._ended()
-            return self._apply_verdict(self._retries.broken(failure.error, now, jitter))
-        return self._fail(failure.error)
+        verdict = self._retries.unrenewed(failure, now, jitter)
+        if verdict.error is None and self.state is State.SAVING:
+            return self._ended()
+        return self._apply_verdict(verdict)
 
     def crashed(self, error: SfPubSubError) -> list[Command]:
         """End the subscription with *error*, an internal failure of the driver."""

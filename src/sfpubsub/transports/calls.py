@@ -40,6 +40,7 @@ from sfpubsub.protocol.commands import (
     RenewSession,
 )
 from sfpubsub.protocol.events import Failure, FailureKind
+from sfpubsub.protocol.retries import is_final
 from sfpubsub.transports.alarm import AlarmClock, Clock, Reminder
 from sfpubsub.transports.base import Call, Headers
 from sfpubsub.transports.mailbox import Mailbox
@@ -432,7 +433,8 @@ class CallDriver(ABC, Generic[Opening]):
         try:
             self._renew(self._headers)
         except SfPubSubError as error:
-            failure = _unclassified(error)
+            kind = FailureKind.STOP if is_final(error) else FailureKind.TURNED_AWAY
+            failure = Failure(FailureKind.RETRY if error.retryable else kind, error)
             self._apply(lambda now: self._driven.renewal_failed(failure, now, self._jitter()))
         else:
             self._apply(self._driven.session_renewed)
