@@ -105,7 +105,7 @@ class Opened:
     __slots__ = ("batch", "last")
 
     def __init__(self, batch: EventBatch) -> None:
-        self.batch = batch
+        self.batch: EventBatch = batch
         self.last: int = batch.first_seq - 1
         """``delivery_seq`` of the last event that was handed out."""
 

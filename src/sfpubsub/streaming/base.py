@@ -30,7 +30,7 @@ from sfpubsub.errors import (
     SfPubSubError,
 )
 from sfpubsub.process import CreatorProcess
-from sfpubsub.stores.replay_store import is_async
+from sfpubsub.stores.replay_store import AnyStore, is_async
 from sfpubsub.streaming import positions
 from sfpubsub.streaming.bayeux import Call, StreamingMessage
 from sfpubsub.streaming.driver import StreamingDriver
@@ -140,7 +140,8 @@ class StreamingBase:
             raise ConfigurationError(
                 f"the store {type(replay).__name__} is async: use AsyncStreamingClient"
             )
-        self._start, self.replay_store = positions.start_and_store(replay)
+        self._start, store = positions.start_and_store(replay)
+        self.replay_store: AnyStore | None = store
         """The store that keeps positions; None if the client has a fixed start."""
         self._auto_acks = self.replay_store is not None and replay_policy == "automatic"
         # The acks by channel; changed by the driver, too. Kept after a close, because messages may

@@ -134,7 +134,7 @@ class Mirror:
         self._agenda = Agenda(self.settings.refresh_formulas, self.settings.sweep)
         self._turns = Turns()
         self._gaps: set[str] = set()
-        self.waiting = Waiting()  # used only by the mirror's thread; `status` tells others
+        self.waiting: Waiting = Waiting()  # used only by the mirror's thread; `status` tells others
         self._failures = Failures(self.waiting)
         self._backlog: Backlog | None = None
         self._statuses: tuple[ObjectStatus, ...] = ()
