@@ -81,14 +81,16 @@ def publish_all(
             except PublishError as error:
                 failure = error
             for number, receipt in receipts.items():
-                result = receipt.result()
-                if result.ok:
+                try:
+                    receipt.result()
+                except PublishError as error:
+                    if not error.retryable:
+                        refuse(database, number, str(error))
+                else:
                     database.execute(
                         "UPDATE outbox SET sent_at = datetime() WHERE number = ?", (number,)
                     )
                     sent += 1
-                elif not result.retryable:
-                    refuse(database, number, str(result.error))
             if failure is not None and any(r.retryable for r in failure.results):
                 raise failure
     return sent

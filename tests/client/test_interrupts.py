@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -20,14 +20,18 @@ import sfpubsub
 from sfpubsub import PubSubClient
 from sfpubsub.auth.session import Session
 from sfpubsub.client.batch import Event, EventBatch
+from sfpubsub.client.publisher import Publisher
 from sfpubsub.client.subscription import ManagedSubscription
 from sfpubsub.config import Timings
+from sfpubsub.errors import LocalProtocolError, PublishError
 from sfpubsub.protocol.commands import SendRequest
 from sfpubsub.protocol.events import CommitAnswer, Response
 from sfpubsub.transports.memory import MemoryCall, MemoryTransport
 from sfpubsub.types import RawEvent, ReplayId
 
-from ..conftest import PATIENCE
+from ..conftest import PATIENCE, until
+from .scripted_publishing import TOPIC, Bus
+from .scripted_publishing import client_of as publishing_client_of
 
 SCHEMA = '{"type": "record", "name": "Tick__e", "fields": [{"name": "n", "type": "int"}]}'
 NAME = "Managed"
@@ -134,6 +138,26 @@ def interrupted_at(line: int) -> Iterator[Placed]:
     placed = Placed(line)
     before = sys.gettrace()
     sys.settrace(placed)
+    try:
+        yield placed
+    finally:
+        sys.settrace(before)
+
+
+@contextmanager
+def handled_at(line: int, handler: Callable[[], object]) -> Iterator[Placed]:
+    """Call *handler* once in the block, at a line of the client, as a signal handler is."""
+    placed = Placed(line)
+    before = sys.gettrace()
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        try:
+            return trace if placed(frame, event, argument) else None
+        except KeyboardInterrupt:
+            handler()  # in the interrupted thread
+            return None
+
+    sys.settrace(trace)
     try:
         yield placed
     finally:
@@ -250,23 +274,10 @@ def test_a_signal_handler_may_call_any_method_at_any_line(what: str):
             }
             service.send(1, 2)
             service.send(3, 1)
-            before = sys.gettrace()
-            placed = Placed(line)
-
-            def trace(frame: FrameType, event: str, argument: Any, placed: Any = placed) -> Any:
-                try:
-                    return trace if placed(frame, event, argument) else None
-                except KeyboardInterrupt:
-                    calls[what]()  # noqa: B023  # in the interrupted thread, like a handler
-                    return None
-
-            sys.settrace(trace)
-            try:
+            with handled_at(line, calls[what]) as placed:
                 for batch in subscription:
                     if batch.first_seq == 3:
                         break
-            finally:
-                sys.settrace(before)
             subscription.close()
         if not placed.has_fired:
             break
@@ -289,3 +300,69 @@ def test_sigterm_closes_the_client_while_it_waits():
         finally:
             signal.signal(signal.SIGTERM, before)
         assert subscription.closed
+
+
+def publish_two(publisher: Publisher, done: list[str]) -> None:
+    """Send two events, one of which is refused, and ask for everything; repeat what is
+    interrupted, as in a notebook.
+    """
+    for event_id in ("good", "bad"):
+        receipt = again(lambda: publisher.send({"n": 1}, event_id=event_id))  # noqa: B023
+        again(lambda: receipt.add_done_callback(lambda each: done.append(each.event_id)))  # noqa: B023
+    again(receipt.done)
+    assert again(lambda: publisher.counts).accepted <= 2
+    assert not again(lambda: publisher.send({"n": 2}, event_id="more").result(PATIENCE)).error
+    with pytest.raises(PublishError, match="bad"):
+        again(lambda: publisher.flush(PATIENCE))
+    again(publisher.close)
+
+
+def test_an_interrupt_at_any_line_of_a_publisher_loses_nothing():
+    """Wherever Ctrl-C hits `send`, `result`, `flush` or `close`, the call can be repeated: every
+    event is published, its failure is raised, its callback is called, and nothing hangs.
+    """
+    line = 0
+    while True:
+        line += 1
+        bus = Bus(refuses=lambda event_id: event_id == "bad")
+        done: list[str] = []
+        with publishing_client_of(bus) as client:
+            publisher = client.open_publisher(TOPIC)
+            with interrupted_at(line) as placed:
+                publish_two(publisher, done)
+            until(lambda: {"good", "bad"} <= set(done), f"callbacks after {placed.where}")  # noqa: B023
+            assert set(bus.ids) == {"good", "bad", "more"}, placed.where
+            with client.open_publisher(TOPIC) as other:  # its threads go on
+                assert other.send({"n": 3}).result(PATIENCE).ok, placed.where
+        if not placed.has_fired:
+            break
+    assert line > 60, "the lines of the path"
+
+
+@pytest.mark.parametrize("what", ["client.close", "close", "flush", "send", "counts"])
+def test_a_signal_handler_may_use_a_publisher_at_any_line(what: str):
+    """A handler that sends, waits for results, or closes returns, whatever line of the client it
+    interrupts, and so does the interrupted call.
+    """
+    line = 0
+    while True:
+        line += 1
+        bus = Bus()
+        with publishing_client_of(bus) as client:
+            publisher = client.open_publisher(TOPIC)
+            calls: dict[str, Callable[[], object]] = {
+                "client.close": client.close,
+                "close": publisher.close,
+                "flush": lambda: publisher.flush(PATIENCE),  # noqa: B023
+                "send": lambda: publisher.send({"n": 9}).result(PATIENCE),  # noqa: B023
+                "counts": lambda: publisher.counts,  # noqa: B023
+            }
+            with handled_at(line, calls[what]) as placed, suppress(LocalProtocolError):
+                receipt = publisher.send({"n": 1})
+                with suppress(PublishError):  # the client was closed
+                    receipt.result(PATIENCE)
+                    publisher.flush(PATIENCE)
+                    publisher.close()
+        if not placed.has_fired:
+            break
+    assert line > 40, "the lines of the path"

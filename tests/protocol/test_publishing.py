@@ -166,14 +166,14 @@ def test_pending_events_and_bytes_are_limited():
     """The publisher has room as long as pending events and bytes are below their limits."""
     protocol = make(max_pending_count=2)
     submit(protocol, 1)
-    assert protocol.has_room
+    assert protocol.has_room()
     submit(protocol, 1)
-    assert not protocol.has_room
+    assert not protocol.has_room()
     protocol.response(1, ok(event(0)), 0.0, 0.5)
-    assert protocol.has_room
+    assert protocol.has_room()
     protocol = make(max_pending_bytes=1000)
     submit(protocol, 1, size=1000)
-    assert not protocol.has_room
+    assert not protocol.has_room()
 
 
 def test_unanswered_events_are_resent_in_order():
@@ -579,7 +579,7 @@ class Publishing(RuleBasedStateMachine):
     def submit_events(self, count: int, size: int) -> None:
         """Submit up to *count* events of *size* bytes each, while there is room."""
         for _ in range(count):
-            if not self.protocol.has_room:
+            if not self.protocol.has_room():
                 return
             name = str(len(self.given))
             self.given.append(name)

@@ -221,7 +221,7 @@ class Printer:
     def _run(self) -> None:
         while (receipt := self._receipts.get()) is not None:
             if self._broken is None:  # otherwise only drain the queue, so that `put` does not block
-                self._print(receipt.result())
+                self._print(_result_of(receipt))
         self._progress.end()
 
     def _print(self, result: PublishResult) -> None:
@@ -231,6 +231,14 @@ class Printer:
             self._progress.refresh()
         except Exception as error:  # noqa: BLE001  # re-raised in the main thread
             self._broken = error
+
+
+def _result_of(receipt: Future[PublishResult]) -> PublishResult:
+    try:
+        return receipt.result()
+    except PublishError as error:
+        (failed,) = error.results
+        return failed
 
 
 def _flush(publisher: Publisher) -> None:

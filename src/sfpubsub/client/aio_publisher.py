@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from sfpubsub.aio_bridge import Bell, call_in
-from sfpubsub.client.publishing import Draft, Outbound
+from sfpubsub.client.publishing import Draft, Outbound, late
 from sfpubsub.errors import EncodeError
 from sfpubsub.types import PublishCounts, PublishResult
 
@@ -38,14 +38,14 @@ class AsyncPublisher:
         self._connect = connect
         self._run = run
         self._outbound: Outbound[asyncio.Future[PublishResult]] | None = None
-        self._beginning = asyncio.Lock()
+        # Held while an event is handed over, so that events are sent in the order of the calls.
+        self._turn = asyncio.Lock()
         self._bell = Bell()
 
     async def _begun(self) -> Outbound[asyncio.Future[PublishResult]]:
-        async with self._beginning:
-            if self._outbound is None:
-                self._outbound = await self._run(self._connect)
-                self._outbound.driver.listen(self._bell.ring)
+        if self._outbound is None:
+            self._outbound = await self._run(self._connect)
+            self._outbound.driver.listen(self._bell.ring)
         return self._outbound
 
     @property
@@ -64,20 +64,37 @@ class AsyncPublisher:
         *,
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
-    ) -> asyncio.Future[PublishResult]:
-        """Send an event; see `Publisher.send`.
+    ) -> PublishResult:
+        """Send an event, and wait for its result; see `Publisher.send`.
 
-        If the call is cancelled, the event is not sent.
+        To have several events in flight, call this in several tasks. Events are sent in the order
+        in which the tasks begin. While too many events are pending, tasks wait for their turn.
+
+        If the call is cancelled, the event may have been sent; `flush` and `close` then wait for
+        its result, and raise its failure.
+
+        Returns:
+            The result of the accepted event.
+
+        Raises:
+            PublishError: The event has failed; `PublishError.results` has its result.
+            EncodeError: See `Publisher.send`, as for the other errors.
+            LocalProtocolError: The publisher is closed.
+            SfPubSubError: The publisher has failed.
         """
-        outbound = self._outbound or await self._begun()
-        draft = await self._draft(outbound, value, event_id, headers)
         receipt: asyncio.Future[PublishResult] = asyncio.get_running_loop().create_future()
-        await asyncio.sleep(0)  # let other tasks run, even if there is room
-        while True:
-            changes = self._bell.count
-            if outbound.offer([draft], [receipt]):
-                return receipt
-            await self._bell.until(lambda: self._bell.count != changes)  # noqa: B023  # awaited
+        async with self._turn:
+            outbound = await self._begun()
+            draft = await self._draft(outbound, value, event_id, headers)
+            while True:
+                changes = self._bell.count
+                if outbound.offer([draft], [receipt]):
+                    break
+                await self._bell.until(lambda: self._bell.count != changes)  # noqa: B023  # awaited
+        result = await receipt
+        if not result.ok:
+            raise outbound.failure_of(result)
+        return result
 
     async def _draft(
         self,
@@ -94,28 +111,43 @@ class AsyncPublisher:
         return await self._run(lambda: outbound.draft(value, event_id, headers))
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait for the results of all events sent so far; see `Publisher.flush`."""
-        outbound = self._outbound
-        if outbound is None:
+        """Wait for the results of all events sent so far; see `Publisher.flush`.
+
+        This includes events for which a task was created before, even if it has not run yet.
+        """
+        deadline = self._bell.deadline(timeout)
+        await asyncio.sleep(0)  # tasks that were created before begin now, and wait for their turn
+        try:
+            async with asyncio.timeout_at(deadline), self._turn:
+                outbound = self._outbound
+        except TimeoutError:
+            raise late(self._topic, self.counts.pending, timeout) from None
+        if outbound is None:  # nothing was sent
             return
         last = outbound.last
-        deadline = self._bell.deadline(timeout)
         if not await self._bell.until(lambda: outbound.is_settled(last), deadline):
             raise outbound.late(timeout or 0.0)
-        # Let the loop set the futures' results first: the calls that do so are already scheduled.
-        await asyncio.sleep(0)
+        await self._others()
         outbound.raise_failures()
 
     async def close(self) -> None:
         """Wait for all results and close; see `Publisher.close`."""
-        outbound = await self._begun()
-        outbound.driver.drain()
-        await self._bell.until(lambda: outbound.is_over)
         await asyncio.sleep(0)  # as in `flush`
+        async with self._turn:
+            outbound = await self._begun()
+            outbound.driver.drain()
+        await self._bell.until(lambda: outbound.is_over)
+        await self._others()
         outbound.raise_failures()
 
+    async def _others(self) -> None:
+        """Let the tasks that wait in `send` raise their failures first."""
+        await asyncio.sleep(0)  # the loop sets the results: the calls that do so are scheduled
+        await asyncio.sleep(0)  # the tasks run
+
     async def __aenter__(self) -> Self:
-        await self._begun()
+        async with self._turn:
+            await self._begun()
         return self
 
     async def __aexit__(

@@ -11,8 +11,9 @@ from typing import Any, Self
 
 from sfpubsub.client.base import ClientBase
 from sfpubsub.client.options import SubscribeOptions
-from sfpubsub.client.publisher import Publisher, publish_all, settle
+from sfpubsub.client.publisher import Publisher, publish_all
 from sfpubsub.client.publishing import DEFAULT_TIMEOUT, publish_limits
+from sfpubsub.client.receipts import Callbacks
 from sfpubsub.client.subscription import ManagedSubscription, Subscription
 from sfpubsub.config import PublishLimits
 from sfpubsub.errors import ConfigurationError
@@ -73,7 +74,8 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
         """Publish events in order, encoded with the topic's schema.
 
         After a transient failure, events are resent with the same ids, until *timeout* has passed.
-        The topic and its schema are fetched once.
+        If events get no result in time, those after them are not sent. The topic and its schema are
+        fetched once.
 
         Args:
             topic: Full path, such as ``/event/Order_Event__e``.
@@ -82,7 +84,8 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
                 default.
             created_by: User id for events without ``CreatedById``. If it is given, events without
                 ``CreatedDate`` get the time of this call.
-            timeout: Maximum time to wait for all results, in seconds.
+            timeout: Maximum time to wait for the result of an event, in seconds. It begins shortly
+                before the event is sent, so a long list may take longer.
 
         Returns:
             One result per event, in order.
@@ -123,16 +126,16 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             ValueError: *max_pending_count* is below 1.
         """
         limits = publish_limits(ordered, max_pending_count)
-        return Publisher(
-            self._connection.outbound(
-                topic,
-                streamed=streamed,
-                timeout=timeout,
-                limits=limits,
-                created_by=created_by,
-                deliver=settle,
-            )
+        callbacks = Callbacks()
+        outbound = self._connection.outbound(
+            topic,
+            streamed=streamed,
+            timeout=timeout,
+            limits=limits,
+            created_by=created_by,
+            deliver=callbacks.settle,
         )
+        return Publisher(outbound, callbacks)
 
     # Streams.
 

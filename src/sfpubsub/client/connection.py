@@ -218,6 +218,7 @@ class Connection:
             created_by=created_by,
             make_driver=make_driver,
             deliver=deliver,
+            timeout=timeout,
         )
         self._keep(outbound.driver)
         return outbound

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from sfpubsub.client.connection import Connection
-from sfpubsub.client.publishing import Outbound
-from sfpubsub.config import MAX_PUBLISH_BYTES, PublishLimits
-from sfpubsub.errors import EncodeError, PublishError
+from sfpubsub.client.publishing import Draft, Outbound
+from sfpubsub.client.receipts import Callbacks, Receipt
+from sfpubsub.config import MAX_PUBLISH_EVENTS, PublishLimits
+from sfpubsub.errors import EncodeError, PublishError, SfPubSubError
 from sfpubsub.types import PublishCounts, PublishResult
+
+logger = logging.getLogger("sfpubsub.client")
 
 
 class Publisher:
@@ -29,8 +32,10 @@ class Publisher:
     result.
     """
 
-    def __init__(self, outbound: Outbound[Future[PublishResult]]) -> None:
+    def __init__(self, outbound: Outbound[Receipt], callbacks: Callbacks) -> None:
         self._outbound = outbound
+        self._callbacks = callbacks
+        callbacks.outbound = outbound
 
     @property
     def topic(self) -> str:
@@ -48,8 +53,12 @@ class Publisher:
         *,
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
-    ) -> Future[PublishResult]:
+    ) -> Receipt:
         """Send an event. Blocks while too many events are pending or a schema is being fetched.
+
+        In a callback of a receipt, and in ``on_gap``, it does not wait while too many events are
+        pending: it may exceed the limit up to twice, and then raises an error. If the call is
+        interrupted (Ctrl-C), the event may have been sent; `flush` and `close` wait for it.
 
         Args:
             value: Values by field name; see `PubSubClient.publish`.
@@ -58,24 +67,29 @@ class Publisher:
             headers: Reserved by the service for future use.
 
         Returns:
-            A future for the result. Check ``result().ok``, because the future itself never raises;
-            `flush` and `close` raise for every failed event.
+            A future for the result, which raises a PublishError if the event fails. `flush` and
+            `close` raise for every failed event whose future was not asked.
 
         Raises:
+            PublishError: In a callback: too many events are pending.
             EncodeError: The value does not fit the schema or is too large, or *event_id* or a
                 header is not valid; nothing was sent.
             LocalProtocolError: The publisher is closed.
             SfPubSubError: The publisher has failed; this is the error that ended it.
         """
-        outbound = self._outbound
+        outbound, callbacks = self._outbound, self._callbacks
         draft = outbound.draft(value, event_id, headers)
-        receipt: Future[PublishResult] = Future()
-        receipt.set_running_or_notify_cancel()  # an event that was sent cannot be cancelled
-        while True:
-            changes = outbound.driver.changes
-            if outbound.offer([draft], [receipt]):
-                return receipt
-            outbound.driver.wait(changes, None)  # events expire, so there will be room
+        receipt = Receipt(callbacks, draft.event.id)
+        waits = not (callbacks.is_current or outbound.driver.must_not_wait)
+
+        def is_taken() -> bool:
+            return outbound.offer([draft], [receipt], times=1 if waits else CALLBACK_ROOM)
+
+        if waits:
+            outbound.wait(is_taken, None)  # events expire, so there will be room
+        elif not is_taken():
+            raise outbound.full()
+        return receipt
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait for the results of all events sent so far.
@@ -85,27 +99,38 @@ class Publisher:
                 publisher's own timeout then limits the wait for each event.
 
         Raises:
-            PublishError: Events have failed since the last PublishError, or there was no result in
-                time.
+            PublishError: Events have failed whose error was not raised yet, or there was no result
+                in time.
             SfPubSubError: The publisher has failed; this is the error that ended it.
         """
         outbound = self._outbound
         last = outbound.last
-        if not _wait(outbound, lambda: outbound.is_settled(last), timeout):
+        if not outbound.wait(lambda: outbound.is_settled(last), timeout):
             raise outbound.late(timeout or 0.0)
         outbound.raise_failures()
 
     def close(self) -> None:
-        """Wait for all results, and close the publisher.
+        """Wait for all results and for the callbacks of the receipts, and close the publisher.
+
+        Callbacks are waited for up to the publisher's ``timeout``, unless this is called by one.
 
         Raises:
-            PublishError: Events have failed since the last PublishError.
+            PublishError: Events have failed whose error was not raised yet, or a callback has not
+                returned in time; the message names it.
             SfPubSubError: The publisher has failed; this is the error that ended it.
         """
         outbound = self._outbound
         outbound.driver.drain()
-        _wait(outbound, lambda: outbound.is_over, None)
+        outbound.wait(lambda: outbound.is_over, None)
+        running = self._callbacks.finish(outbound.timeout)
+        if running:
+            running = f"{outbound.topic}: all events have results, but {running}"
+            logger.warning("%s", running)
         outbound.raise_failures()
+        if running:
+            raise PublishError(
+                f"{running} after {outbound.timeout:g} s: look for what it waits for"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -122,27 +147,9 @@ class Publisher:
             self._outbound.driver.abort()
 
 
-# Maximum seconds of one wait. Python handles a signal that arrives just before a wait only after
-# the wait, so without this limit, Ctrl-C would have no effect until a result arrives.
-_SLICE = 1.0
-
-
-def settle(outcomes: Sequence[tuple[Future[PublishResult], PublishResult]]) -> None:
-    """Set each result on its future."""
-    for receipt, result in outcomes:
-        receipt.set_result(result)
-
-
-def _wait(outbound: Outbound[Any], condition: Callable[[], bool], timeout: float | None) -> bool:
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while True:
-        changes = outbound.driver.changes
-        if condition():
-            return True
-        rest = None if deadline is None else deadline - time.monotonic()
-        if rest is not None and rest <= 0:
-            return False
-        outbound.driver.wait(changes, _SLICE if rest is None else min(rest, _SLICE))
+# How many times the publisher's limits apply in a callback, which must not wait: it is what every
+# other callback waits for.
+CALLBACK_ROOM = 2
 
 
 def publish_all(
@@ -153,43 +160,79 @@ def publish_all(
     timeout: float,
 ) -> list[PublishResult]:
     """Publish events with unary Publish calls, one call at a time; see `PubSubClient.publish`."""
-    outbound: Outbound[Future[PublishResult]] = connection.outbound(
+    results: dict[int, PublishResult] = {}  # by index; written by threads of the client
+    has_expired = False
+
+    def deliver(outcomes: Sequence[tuple[int, PublishResult]]) -> None:
+        nonlocal has_expired
+        results.update(outcomes)
+        has_expired |= any(not result.ok and result.retryable for _, result in outcomes)
+
+    outbound: Outbound[int] = connection.outbound(
         topic,
         streamed=False,
         timeout=timeout,
-        # No limit, because the caller holds all events anyway.
-        limits=_UNBOUNDED,
+        # One request waits while another is in flight, so that an event's timeout begins shortly
+        # before it is sent, however many events there are.
+        limits=PublishLimits(MAX_PUBLISH_EVENTS, max_requests=1),
         created_by=created_by,
-        deliver=settle,
+        deliver=deliver,
     )
     driver = outbound.driver
     try:
-        drafts = []
-        for index, event in enumerate(events):
-            try:
-                drafts.append(outbound.draft(event))
-            except EncodeError as error:
-                raise EncodeError(
-                    f"event {index + 1} is not valid, so none was published: {error}"
-                ) from error
-        receipts: list[Future[PublishResult]] = [Future() for _ in drafts]
-        outbound.offer(drafts, receipts)
+        drafts = _drafts(outbound, events)
+        refusal = _offer_all(outbound, drafts, lambda: has_expired)
         driver.drain()
-        _wait(outbound, lambda: outbound.is_over, None)
+        outbound.wait(lambda: outbound.is_over, None)
     finally:
         driver.abort()
-    results = [receipt.result() for receipt in receipts]
-    failed = [result for result in results if not result.ok]
+    found = [
+        results.get(index) or _never_sent(draft, refusal) for index, draft in enumerate(drafts)
+    ]
+    failed = [result for result in found if not result.ok]
     if not failed:
-        return results
-    if driver.failure is not None and len(failed) == len(results):
+        return found
+    if refusal is not None and not results:
+        raise refusal
+    if driver.failure is not None and len(failed) == len(found):
         driver.raise_failure()
     raise PublishError(
-        f"{topic}: {len(failed)} of {len(results)} events failed; first failure "
+        f"{topic}: {len(failed)} of {len(found)} events failed; first failure "
         f"({failed[0].correlation_key}): {failed[0].error}",
-        results=results,
+        results=found,
         retryable=all(result.retryable for result in failed),
     ) from driver.failure
 
 
-_UNBOUNDED = PublishLimits(2**31, 2**31 * MAX_PUBLISH_BYTES, max_requests=1)
+def _drafts(outbound: Outbound[int], events: Iterable[Mapping[str, Any]]) -> list[Draft]:
+    drafts = []
+    for index, event in enumerate(events):
+        try:
+            drafts.append(outbound.draft(event))
+        except EncodeError as error:
+            raise EncodeError(
+                f"event {index + 1} is not valid, so none was published: {error}"
+            ) from error
+    return drafts
+
+
+def _offer_all(
+    outbound: Outbound[int], drafts: Sequence[Draft], has_expired: Callable[[], bool]
+) -> SfPubSubError | None:
+    """Hand over the events, request by request; return the error if not all were handed over."""
+    for start in range(0, len(drafts), MAX_PUBLISH_EVENTS):
+        part = drafts[start : start + MAX_PUBLISH_EVENTS]
+        offer = partial(outbound.offer, part, range(start, start + len(part)))
+        try:
+            outbound.wait(lambda: has_expired() or offer(), None)  # noqa: B023  # called at once
+        except SfPubSubError as error:
+            return error
+        if has_expired():
+            return PublishError("earlier events got no result in time", retryable=True)
+    return None
+
+
+def _never_sent(draft: Draft, refusal: SfPubSubError | None) -> PublishResult:
+    assert refusal is not None  # noqa: S101  # otherwise every event was handed over
+    text = f"{refusal}; the event was never sent"
+    return PublishResult(None, draft.event.id, text, refusal.retryable)

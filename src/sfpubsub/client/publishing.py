@@ -2,7 +2,10 @@
 
 The protocol (`sfpubsub.protocol.publishing`) decides which events are sent and when. This module
 encodes values with the topic's schema, and encodes them again if the schema changes. Failures are
-kept until they are raised. A receipt is the future of an event's result.
+kept until they are raised. A receipt is what an event's result is delivered to.
+
+The threads of the client write, and those of the application read, without a common lock: an
+application's thread may be interrupted at any line.
 """
 
 from __future__ import annotations
@@ -104,7 +107,9 @@ class Outbound(Generic[ReceiptT]):
         created_by: ``CreatedById`` for values that lack it; a missing ``CreatedDate`` is then
             filled in, too. None fills in neither.
         make_driver: Creates the driver for this object.
-        deliver: Delivers results to receipts; must not block.
+        deliver: Delivers results to receipts; must not block. Called by threads of the client, one
+            at a time.
+        timeout: Maximum time from handing an event over to its result, in seconds.
     """
 
     def __init__(
@@ -116,17 +121,25 @@ class Outbound(Generic[ReceiptT]):
         created_by: str | None,
         make_driver: Callable[[Outbound[ReceiptT]], PublishDriver],
         deliver: Callable[[Sequence[tuple[ReceiptT, PublishResult]]], None],
+        timeout: float,
     ) -> None:
         self.topic = topic
+        self.timeout = timeout
         self._topics = topics
         self._schemas = schemas
         self._created_by = created_by
         self._deliver = deliver
-        self._lock = threading.Lock()  # guards what follows; taken inside the driver's lock
+        # Written by threads of the client alone; a single operation adds or removes one event.
         self._pending: dict[int, tuple[Draft, ReceiptT]] = {}  # by ticket, in submission order
         self._last = 0
-        self._failures: list[PublishResult] = []
+        self._settling = threading.Lock()  # of threads of the client
         self._failed = 0
+        # Failures by the id of the result, which the receipt has as well; with their numbers.
+        self._failures: dict[int, tuple[int, PublishResult]] = {}
+        self._beyond = 0  # failures that are not kept
+        # Written by the application alone: the number of the last failure that was raised, and how
+        # many of those that are not kept.
+        self._raised = (0, 0)
         self.driver: PublishDriver = make_driver(self)
 
     # Values to events.
@@ -186,8 +199,7 @@ class Outbound(Generic[ReceiptT]):
             EncodeError: The value does not fit the schema, or the event is no longer pending.
             SfPubSubError: The schema could not be fetched.
         """
-        with self._lock:
-            pending = self._pending.get(ticket)
+        pending = self._pending.get(ticket)
         if pending is None:  # it timed out while the schema was fetched
             raise EncodeError("the event already has a result, so it was not encoded again")
         draft, _ = pending
@@ -199,20 +211,26 @@ class Outbound(Generic[ReceiptT]):
 
     # Events to receipts.
 
-    def offer(self, drafts: Sequence[Draft], receipts: Sequence[ReceiptT]) -> bool:
+    def offer(
+        self, drafts: Sequence[Draft], receipts: Sequence[ReceiptT], *, times: int = 1
+    ) -> bool:
         """Add all events unless too many are pending; return whether they were added.
+
+        Args:
+            drafts: The events.
+            receipts: Their receipts, in the same order.
+            times: How many times the publisher's limits apply.
 
         Raises:
             SfPubSubError: The publisher has failed or was closed.
         """
 
         def taken(tickets: list[int]) -> None:
-            with self._lock:
-                for ticket, draft, receipt in zip(tickets, drafts, receipts, strict=True):
-                    self._pending[ticket] = (draft, receipt)
-                    self._last = ticket
+            for ticket, draft, receipt in zip(tickets, drafts, receipts, strict=True):
+                self._pending[ticket] = (draft, receipt)
+                self._last = ticket
 
-        return self.driver.offer([draft.event for draft in drafts], taken)
+        return self.driver.offer([draft.event for draft in drafts], taken, times=times)
 
     def settled(self, outcomes: Sequence[tuple[int, PublishResult]]) -> None:
         """Deliver results to the receipts of their events, and keep failures until they are raised.
@@ -220,18 +238,43 @@ class Outbound(Generic[ReceiptT]):
         Args:
             outcomes: For each event, its ticket and its result.
         """
-        with self._lock:
-            told = [(self._pending[ticket][1], result) for ticket, result in outcomes]
-        self._deliver(told)  # before waiting threads see the events as settled
-        with self._lock:
-            for ticket, result in outcomes:
-                del self._pending[ticket]
+        with self._settling:
+            for _, result in outcomes:
                 if not result.ok:
-                    self._failed += 1
-                    if len(self._failures) < MAX_FAILURES:
-                        self._failures.append(result)
+                    self._keep(result)
+            # Before waiting threads see the events as settled.
+            self._deliver([(self._pending[ticket][1], result) for ticket, result in outcomes])
+            for ticket, _ in outcomes:
+                del self._pending[ticket]
+
+    def _keep(self, result: PublishResult) -> None:
+        self._failed += 1
+        if len(self._failures) >= MAX_FAILURES:
+            raised = self._raised[0]
+            for key, (number, _) in self._failures.copy().items():
+                if number <= raised:
+                    self._failures.pop(key, None)
+        if len(self._failures) < MAX_FAILURES:
+            self._failures[id(result)] = self._failed, result
+        else:
+            self._beyond += 1
 
     # Waiting.
+
+    def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until *condition* is true, and return True; return False after *timeout* seconds.
+
+        *condition* is checked again whenever the driver reports a change.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            changes = self.driver.changes
+            if condition():
+                return True
+            rest = None if deadline is None else deadline - time.monotonic()
+            if rest is not None and rest <= 0:
+                return False
+            self.driver.wait(changes, _SLICE if rest is None else min(rest, _SLICE))
 
     @property
     def last(self) -> int:
@@ -240,21 +283,47 @@ class Outbound(Generic[ReceiptT]):
 
     def is_settled(self, ticket: int) -> bool:
         """Return whether all events up to and including *ticket* have results."""
-        with self._lock:
-            return next(iter(self._pending), ticket + 1) > ticket
+        while True:
+            try:
+                return next(iter(self._pending), ticket + 1) > ticket
+            except RuntimeError:  # it changed in between
+                continue
 
     @property
     def is_over(self) -> bool:
         """Whether the publisher has ended and every event has a result."""
         return self.driver.over and not self._pending
 
+    # Failures.
+
     def late(self, timeout: float) -> PublishError:
         """Return the error for a wait that timed out after *timeout* seconds."""
+        return late(self.topic, len(self._pending), timeout)
+
+    def full(self) -> PublishError:
+        """Return the error for a thread that must not wait until events have results."""
         return PublishError(
-            f"{self.topic}: {len(self._pending)} events have no result after {timeout:g} s but are "
-            f"still being sent: call flush again to wait longer",
+            f"{self.topic}: {len(self._pending)} events have no result, twice the limit, and a "
+            f"callback must not wait for them: send fewer events from callbacks, or raise "
+            f"max_pending_count",
             retryable=True,
         )
+
+    def error_of(self, result: PublishResult) -> PublishError:
+        """Return the error for one failed event."""
+        error = PublishError(
+            f"{self.topic}: event {result.correlation_key} failed: {result.error}",
+            results=[result],
+            retryable=result.retryable,
+        )
+        error.__cause__ = self.driver.failure
+        return error
+
+    def failure_of(self, result: PublishResult) -> PublishError:
+        """Return the error for one failed event, which `raise_failures` then omits."""
+        error = self.error_of(result)
+        self._failures.pop(id(result), None)
+        return error
 
     def raise_failures(self) -> None:
         """Raise the failures that have not been raised yet.
@@ -264,17 +333,37 @@ class Outbound(Generic[ReceiptT]):
             SfPubSubError: No event has failed, but the publisher itself has; this is the error that
                 ended it.
         """
-        with self._lock:
-            failures, self._failures = self._failures, []
-            failed, self._failed = self._failed, 0
+        raised, beyond_raised = self._raised
+        beyond = self._beyond
+        found = [each for each in self._failures.copy().values() if each[0] > raised]
+        failed = len(found) + beyond - beyond_raised
         if failed:
-            raise PublishError(
-                f"{self.topic}: {failed} event{'s' * (failed > 1)} failed; first failure "
-                f"({failures[0].correlation_key}): {failures[0].error}",
-                results=failures,
-                retryable=all(result.retryable for result in failures),
-            ) from self.driver.failure
+            results = [result for _, result in found]
+            first = [f"; first failure ({e.correlation_key}): {e.error}" for e in results[:1]]
+            error = PublishError(
+                f"{self.topic}: {failed} event{'s' * (failed > 1)} failed{''.join(first)}",
+                results=results,
+                retryable=bool(results) and all(result.retryable for result in results),
+            )
+            error.__cause__ = self.driver.failure
+            told = max([raised, *(number for number, _ in found)]), beyond
+            self._raised = told  # directly before the raise: see `Hand`
+            raise error
         self.driver.raise_failure()
+
+
+def late(topic: str, count: int, timeout: float | None) -> PublishError:
+    """Return the error for a flush after which *count* events have no result."""
+    return PublishError(
+        f"{topic}: {count} events have no result after {timeout or 0:g} s but are still being "
+        f"sent: call flush again to wait longer",
+        retryable=True,
+    )
+
+
+# Maximum seconds of one wait. Python handles a signal that arrives just before a wait only after
+# the wait, so without this limit, Ctrl-C would have no effect until a result arrives.
+_SLICE = 1.0
 
 
 def _encoded(

@@ -84,12 +84,11 @@ class PublishProtocol:
 
     # Inputs from the application.
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the pending events are below the limits, so that more can be submitted."""
+    def has_room(self, times: int = 1) -> bool:
+        """Return whether the pending events are below *times* the limits, so more may be submitted."""
         limits = self._limits
-        few = len(self._events) < limits.max_pending_count
-        return few and self._events.size < limits.max_pending_bytes
+        few = len(self._events) < limits.max_pending_count * times
+        return few and self._events.size < limits.max_pending_bytes * times
 
     def submit(
         self, events: Sequence[ProducerEvent], now: float

@@ -56,6 +56,11 @@ class AlarmClock:
         """Whether the calling thread is this thread."""
         return threading.current_thread() is self._thread
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called, so that nothing is worked off any more."""
+        return self._closed
+
     def post(self, callback: Callable[[], object]) -> None:
         """Run *callback* in the thread, after all that were posted before."""
         self._inbox.put(callback)

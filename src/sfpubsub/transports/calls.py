@@ -157,6 +157,10 @@ class CallDriver(ABC, Generic[Opening]):
         self._check_process()
         self._mailbox.wait(changes, timeout)
 
+    def wake(self) -> None:
+        """Wake all waiters so that they check the state again."""
+        self._mailbox.wake()
+
     def listen(self, changed: Callable[[], None]) -> None:
         """Register *changed* to be called on every change; see `Mailbox.listen`."""
         self._mailbox.listen(changed)

@@ -122,10 +122,6 @@ class StreamDriver(CallDriver[OpenStream]):
             return self._protocol.taken(len(batch.events), batch.size, now, done=done)
         return [] if done is None else self._protocol.acked(*done, now)
 
-    def wake(self) -> None:
-        """Wake all waiters so that they check the state again."""
-        self._mailbox.wake()
-
     @property
     def target(self) -> Target:
         """The topic or managed subscription of the streams."""

@@ -25,8 +25,12 @@ from sfpubsub.protocol.events import PublishAnswer
 from sfpubsub.protocol.publishing import PublishProtocol
 from sfpubsub.transports.alarm import AlarmClock, Clock
 from sfpubsub.transports.base import Call, Headers, Transport
-from sfpubsub.transports.calls import AT_ONCE, CallDriver
+from sfpubsub.transports.calls import CallDriver
 from sfpubsub.types import ProducerEvent, PublishCounts, PublishResult
+
+# Seconds between two looks whether the client was closed, while an event is handed over. That takes
+# microseconds, so nearly every call needs none.
+_GLANCE = 0.1
 
 
 class PublishDriver(CallDriver[OpenPublish]):
@@ -78,12 +82,22 @@ class PublishDriver(CallDriver[OpenPublish]):
 
     # For the application's threads.
 
-    def offer(self, events: Sequence[ProducerEvent], taken: Callable[[list[int]], None]) -> bool:
+    def offer(
+        self,
+        events: Sequence[ProducerEvent],
+        taken: Callable[[list[int]], None],
+        *,
+        times: int = 1,
+    ) -> bool:
         """Submit *events* and return True; return False if pending events have reached a limit.
+
+        If this is interrupted, the events may be sent nevertheless.
 
         Args:
             events: Events with their ids.
             taken: Called with the events' tickets, in the same order, before any event is settled.
+                It is called in a thread of the client, one call at a time, and must not block.
+            times: How many times the limits apply.
 
         Raises:
             SfPubSubError: The publisher has failed or was closed.
@@ -91,7 +105,7 @@ class PublishDriver(CallDriver[OpenPublish]):
         answer: queue.SimpleQueue[bool | SfPubSubError] = queue.SimpleQueue()
 
         def submit(now: float) -> list[Command]:
-            if not self._protocol.has_room:
+            if not self._protocol.has_room(times):
                 answer.put(False)
                 return []
             try:
@@ -104,18 +118,28 @@ class PublishDriver(CallDriver[OpenPublish]):
             return commands
 
         self.raise_failure()
-        if self.over or self._alarm.is_current:
+        if self.over:  # nothing changes the protocol any more
+            submit(self._clock())
+        elif self._alarm.is_current:
             self._apply(submit)
         else:
             self._post(submit)
-        try:
-            found = answer.get(timeout=AT_ONCE)
-        except queue.Empty:  # the client was closed in between
-            self.raise_failure()
-            raise LocalProtocolError("the client is closed: create a new one") from None
-        if isinstance(found, SfPubSubError):
-            raise found
-        return found
+        while True:
+            try:
+                found = answer.get(timeout=_GLANCE)
+            except queue.Empty:
+                if not self._alarm.is_closed:  # it was, if the client was closed in between
+                    continue
+                self.raise_failure()
+                raise LocalProtocolError("the client is closed: create a new one") from None
+            if isinstance(found, SfPubSubError):
+                raise found
+            return found
+
+    @property
+    def must_not_wait(self) -> bool:
+        """Whether the calling thread is the one that works off what is offered."""
+        return self._alarm.is_current
 
     def drain(self) -> None:
         """Accept no more events, and end once all events are settled."""
