@@ -85,7 +85,7 @@ class PublishProtocol:
     # Inputs from the application.
 
     def has_room(self, times: int = 1) -> bool:
-        """Return whether the pending events are below *times* the limits, so more may be submitted."""
+        """Return whether the pending events are below *times* the limits, so more can be added."""
         limits = self._limits
         few = len(self._events) < limits.max_pending_count * times
         return few and self._events.size < limits.max_pending_bytes * times
