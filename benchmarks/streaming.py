@@ -22,6 +22,8 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 CHANNEL = "/topic/Accounts"
@@ -58,23 +60,31 @@ def events() -> str:
 def serve(ready: Any) -> None:
     """Run a fast Bayeux server, with one thread per connection and pre-encoded events.
 
+    On each connection, replay ids count on from 1, because the client recognises an id that it has
+    received before.
+
     Args:
         ready: Pipe through which the server sends its port.
     """
-    template = events()
-    many = ",".join(template.replace("@", str(number)) for number in range(1, PER_ANSWER + 1))
+    before, after = events().split("@")
+    between = f"{after},{before}"
     listener = socket.create_server(("127.0.0.1", 0))
     ready.send(listener.getsockname()[1])
 
-    def answer(message: dict[str, Any]) -> str:
+    def many(first: int) -> str:
+        ids = between.join(map(str, range(first, first + PER_ANSWER)))
+        return f"{before}{ids}{after}"
+
+    def answer(message: dict[str, Any], numbers: Iterator[int]) -> str:
         reply = {"channel": message["channel"], "id": message.get("id"), "successful": True}
         if message["channel"] == "/meta/handshake":
             reply |= {"clientId": "1", "ext": {"replay": True}}
         held = message["channel"] == "/meta/connect" and "advice" not in message
-        return f"{many + ',' if held else ''}{json.dumps(reply)}"
+        return f"{many(next(numbers)) + ',' if held else ''}{json.dumps(reply)}"
 
     def work(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        numbers = count(1, PER_ANSWER)
         with connection, connection.makefile("rb") as reader:
             while reader.readline():
                 length = 0
@@ -85,7 +95,7 @@ def serve(ready: Any) -> None:
                 if len(data) < length or not data:  # the client has disconnected
                     return
                 messages = json.loads(data)
-                body = f"[{','.join(map(answer, messages))}]".encode()
+                body = f"[{','.join(answer(each, numbers) for each in messages)}]".encode()
                 head = (
                     "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
                     f"Content-Length: {len(body)}\r\n\r\n"
@@ -121,18 +131,18 @@ def bare(url: str, wanted: int) -> tuple[float, float]:
     session.trust_env = False
     body = json.dumps([{"channel": "/meta/connect", "id": "1", "connectionType": "long-polling"}])
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
-    watch, count, last = Watch(), 0, None
-    while count < wanted:
+    watch, number, last = Watch(), 0, None
+    while number < wanted:
         answer = session.post(f"{url}/cometd/67.0", data=body, headers=headers, timeout=10)
         for message in json.loads(answer.content):
             if "data" in message:
                 last = message["data"]["event"]["replayId"]
-                count += 1
-        if count == PER_ANSWER:
+                number += 1
+        if number == PER_ANSWER:
             watch.start()
-    assert last == PER_ANSWER
+    assert last == number
     session.close()
-    return watch.rates(count)
+    return watch.rates(number)
 
 
 def session(url: str) -> Any:
@@ -147,16 +157,16 @@ def sync(url: str, wanted: int) -> tuple[float, float]:
     from sfpubsub.streaming import StreamingClient
 
     client = StreamingClient(session(url))  # with default arguments
-    watch, count = Watch(), 0
+    watch, number = Watch(), 0
     with client:
         client.subscribe(CHANNEL)
         for message in client:  # noqa: B007  # looked at after the loop
-            count += 1
-            if count == PER_ANSWER:
+            number += 1
+            if number == PER_ANSWER:
                 watch.start()
-            if count >= wanted:
+            if number >= wanted:
                 break
-        rates = watch.rates(count)
+        rates = watch.rates(number)
     assert message.replay_id is not None
     return rates
 
@@ -166,16 +176,16 @@ def awaited(url: str, wanted: int) -> tuple[float, float]:
     from sfpubsub.streaming import AsyncStreamingClient
 
     async def read() -> tuple[float, float]:
-        watch, count = Watch(), 0
+        watch, number = Watch(), 0
         async with AsyncStreamingClient(session(url)) as client:
             await client.subscribe(CHANNEL)
             async for message in client:  # noqa: B007  # looked at after the loop
-                count += 1
-                if count == PER_ANSWER:
+                number += 1
+                if number == PER_ANSWER:
                     watch.start()
-                if count >= wanted:
+                if number >= wanted:
                     break
-            rates = watch.rates(count)
+            rates = watch.rates(number)
         assert message.replay_id is not None
         return rates
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests that take too long for scripts/test.sh, in about three hours: tests marked slow,
 # the full kill and crash matrices, Iceberg in a separate environment, ten minutes of faults,
-# sixty-four subscriptions in one process, and the compiled decoder with a million damaged payloads.
+# sixty-four subscriptions in one process, 20,000 interrupts, subscriptions that are opened and ended at
+# random, and the compiled decoder with a million damaged payloads.
 #
 #   scripts/slow.sh [KILLS [SOAK_SECONDS [MANY_SECONDS]]]      default: 20, 600 and 300
 set -euo pipefail
@@ -25,3 +26,5 @@ PYTHON=python scripts/kill_source.sh "${1:-30}"
 python -m tests.faults.soak --seconds "${2:-600}"
 python -m tests.faults.many sync --seconds "${3:-300}"
 python -m tests.faults.many asyncio --seconds "${3:-300}"
+python -m tests.faults.interrupts
+python -m tests.faults.lives

@@ -75,13 +75,13 @@ class Reader(threading.Thread):
 
 
 class Emulator:
-    """An emulator process, and its admin endpoint."""
+    """An emulator process, which ends with this process, and its admin endpoint."""
 
     def __init__(self, directory: Path) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "sfpubsub", "emulator", "--grpc-port", "0", "--http-port", "0",
-             "--data-dir", str(directory)],
-            stdout=subprocess.PIPE, text=True,
+             "--data-dir", str(directory), "--until-stdin-closes"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.ready = json.loads(self.process.stdout.readline())
 
@@ -113,6 +113,7 @@ class Emulator:
     def close(self) -> None:
         self.process.terminate()
         self.process.wait(30)
+        self.process.stdin.close()
         self.process.stdout.close()
 
 
