@@ -19,19 +19,26 @@ find_python() {
   return 1
 }
 
-# Installs into a virtual environment with uv, which is many times as fast as pip. If the machine
-# does not have it, it is installed once, for all environments; pip is used if that fails.
+# Prints the path of uv. If the machine does not have it, it is installed once, for all environments.
+find_uv() {
+  local uv=$PWD/.venv-uv/bin/uv
+  if command -v uv; then
+    return
+  elif [ ! -x "$uv" ]; then
+    { "$(find_python)" -m venv .venv-uv && .venv-uv/bin/python -m pip install --quiet \
+      --disable-pip-version-check --constraint constraints.txt uv; } >&2 || true
+  fi
+  echo "$uv"
+}
+
+# Installs into a virtual environment with uv, which is many times as fast as pip; pip is used if
+# there is no uv.
 #
 #   install VENV ARGUMENTS     ARGUMENTS are those of pip install
 install() {
-  local venv=$1 uv=$PWD/.venv-uv/bin/uv
+  local venv=$1 uv
   shift
-  if command -v uv >/dev/null; then
-    uv=$(command -v uv)
-  elif [ ! -x "$uv" ]; then
-    { "$(find_python)" -m venv .venv-uv && .venv-uv/bin/python -m pip install --quiet \
-      --disable-pip-version-check --constraint constraints.txt uv; } || true
-  fi
+  uv=$(find_uv)
   # Versions are pinned, so what is in uv's cache is what the index has; and a mirror that does not
   # say so would have PySpark fetched and built again.
   "$uv" pip install --quiet --offline --python "$venv/bin/python" "$@" 2>/dev/null ||
@@ -90,28 +97,61 @@ prepare_iceberg() {
   fi
 }
 
-# Builds the compiled decoder and installs it into the environment that `prepare` has activated. If
-# it cannot be built, prints the reason. Cargo's output is kept in the environment, so that it is
-# built only once and not in the source tree.
+# Runs a command, and ends it with its child processes after that many seconds (code 124).
+#
+#   within SECONDS COMMAND…
+within() {
+  python -c '
+import os, signal, subprocess, sys
+
+child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, start_new_session=True)
+code = 124
+try:
+    code = child.wait(float(sys.argv[1]))
+except subprocess.TimeoutExpired:
+    pass
+finally:
+    if child.returncode is None:
+        os.killpg(child.pid, signal.SIGKILL)
+sys.exit(code)
+' "$@"
+}
+
+# Builds the compiled decoder and installs it into the environment that `prepare` has activated.
+# Prints one line: that it is installed, or why it is not. Cargo's output is kept in the
+# environment, so that it is built only once and not in the source tree.
+#
+#   prepare_native [SECONDS]     for a build that takes longer, it is not installed; default: an hour
 prepare_native() {
-  local venv=${SFPUBSUB_VENV:-.venv} needed wanted
+  local venv=${SFPUBSUB_VENV:-.venv} most=${1:-3600} needed wanted log code
   needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' native/Cargo.toml)
+  wanted=$(cat native/Cargo.* native/src/*.rs native/pyproject.toml | cksum)
+  export CARGO_TARGET_DIR=$PWD/$venv/native
+  log=$venv/native/build.log
+  if [ "$(cat "$venv/.native" 2>/dev/null)" = "$wanted" ]; then
+    echo "the compiled decoder is installed in $venv" >&2
+    return 0
+  fi
   if ! command -v cargo >/dev/null; then
-    echo "cargo is not installed: the compiled decoder is not built" >&2
+    echo "the compiled decoder is not installed, because cargo is not: the Python code is used" >&2
     return 1
   fi
   if ! { echo "$needed" && cargo --version | cut -d ' ' -f 2; } | sort -C -V; then
-    echo "$(cargo --version) is older than $needed: the compiled decoder is not built" >&2
+    echo "the compiled decoder is not installed: it needs cargo $needed, and this is $(cargo --version)" >&2
     return 1
   fi
-  export CARGO_TARGET_DIR=$PWD/$venv/native
-  wanted=$(cat native/Cargo.* native/src/*.rs native/pyproject.toml | cksum)
-  [ "$(cat "$venv/.native" 2>/dev/null)" != "$wanted" ] || return 0
-  echo "building sfpubsub-native into $venv with $(cargo --version)" >&2
-  install "$venv" --constraint constraints.txt maturin
   rm -rf "$CARGO_TARGET_DIR/wheels"
-  "$venv/bin/maturin" build --quiet --release --locked --manifest-path native/Cargo.toml \
-    --interpreter "$venv/bin/python" --out "$CARGO_TARGET_DIR/wheels" >&2
-  install "$venv" --reinstall --no-deps "$CARGO_TARGET_DIR"/wheels/*.whl
-  echo "$wanted" >"$venv/.native"
+  mkdir -p "$CARGO_TARGET_DIR"
+  # Chained, because the shell ignores errors in a function whose result is tested.
+  install "$venv" --constraint constraints.txt maturin >"$log" 2>&1 &&
+    within "$most" "$venv/bin/maturin" build --release --locked --manifest-path native/Cargo.toml \
+      --interpreter "$venv/bin/python" --out "$CARGO_TARGET_DIR/wheels" >>"$log" 2>&1 &&
+    install "$venv" --reinstall --no-deps "$CARGO_TARGET_DIR"/wheels/*.whl >>"$log" 2>&1 &&
+    echo "$wanted" >"$venv/.native" || {
+    code=$?
+    [ "$code" -ne 124 ] || echo "ended after $most s" >>"$log"
+    echo "the compiled decoder is not installed, because its build failed: see $log" >&2
+    return 1
+  }
+  echo "the compiled decoder is installed in $venv, built with $(cargo --version)" >&2
 }

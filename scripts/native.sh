@@ -3,7 +3,8 @@
 # 20 s of CPU time the first time. The wheel is kept in .venv/native/wheels for other environments.
 #
 #   scripts/native.sh              build and install the decoder
-#   scripts/native.sh --test       also compare it with the Python code, like scripts/test.sh
+#   scripts/native.sh --test       also compare it with the Python code, and subscribe, ingest and
+#                                  mirror with it, like scripts/test.sh
 #   scripts/native.sh --slow       also compare a million damaged payloads, run clippy on the code,
 #                                  and run the whole test suite with the decoder and without it
 set -euo pipefail
@@ -18,7 +19,7 @@ if [ $# -gt 0 ]; then
   cargo fmt --check --manifest-path native/Cargo.toml
   python -m pytest -q tests/avro/test_native.py tests/avro/test_arrow.py \
     tests/avro/test_projection.py tests/spark/raw/test_decoded.py tests/transports/test_wire.py \
-    tests/cli/test_render.py
+    tests/cli/test_render.py tests/spark/test_native.py
 fi
 if [ "${1:-}" = --slow ]; then
   cargo clippy --quiet --locked --manifest-path native/Cargo.toml -- -D warnings

@@ -47,7 +47,7 @@ def check_bare() -> None:
         if not module.name.startswith(EXTRAS):
             with contextlib.suppress(sfpubsub.MissingExtraError):  # it names the extra
                 importlib.import_module(module.name)
-    assert run("--version").endswith(f"{sfpubsub.__version__}\n")
+    assert run("--version") == f"sfpubsub, version {sfpubsub.__version__}, Python decoder\n"
     assert "subscribe" in run("--help")
     for name in ("pyspark", "pytest", "pyarrow"):
         assert importlib.util.find_spec(name) is None, name

@@ -56,6 +56,7 @@ MAY_IMPORT = {
         "transports",
         "protocol",
         "streaming",
+        "native",  # to say whether it is in use
     },
 }
 

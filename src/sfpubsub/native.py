@@ -12,7 +12,7 @@ import logging
 import os
 from typing import Any
 
-# The version that this code requires; tests compare it with native/Cargo.toml and pyproject.toml.
+# The version that this code requires; a test compares it with native/Cargo.toml.
 VERSION = "0.2.0"
 
 _log = logging.getLogger("sfpubsub.client")

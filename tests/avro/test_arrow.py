@@ -28,7 +28,7 @@ from sfpubsub.avro.arrow_types import Shape, shape_of
 from sfpubsub.avro.arrow_values import Values, values_of
 from sfpubsub.avro.codec import Codec, NoCodec
 from sfpubsub.client.batch import EventBatch
-from sfpubsub.errors import DecodeError, MissingExtraError, SchemaError, SchemaNotFoundError
+from sfpubsub.errors import ConfigurationError, DecodeError, SchemaError, SchemaNotFoundError
 from sfpubsub.native import is_installed
 from sfpubsub.types import RawEvent, ReplayId
 
@@ -809,14 +809,14 @@ def test_without_pyarrow_the_extra_is_named(module):
 def test_without_the_compiled_decoder_dicts_are_used(monkeypatch):
     """Values are decoded through dicts if the compiled decoder is not installed.
 
-    Only `record_batches` with ``native=True`` raises an error, which names the extra to install.
+    Only `record_batches` with ``native=True`` raises an error, which says how to build it.
     """
     monkeypatch.setattr(native, "compiled", None)
     decoder = Values("S", event_schema("long"), native=True)
     assert not decoder.is_native
     assert decoder.decode([b"\2"])[0].to_pylist() == [{"F0": 1}]
     assert record_batches([]).batches == ()
-    with pytest.raises(MissingExtraError, match="native"):
+    with pytest.raises(ConfigurationError, match=r"scripts/native\.sh"):
         record_batches([], native=True)
 
 

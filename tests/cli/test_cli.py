@@ -526,12 +526,16 @@ def test_help_does_not_import_grpc_or_avro():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_version_prints_the_version_of_the_package(capsys):
-    """``sfpubsub --version`` prints the version of the package."""
+def test_version_prints_the_version_of_the_package_and_the_decoder(capsys, monkeypatch):
+    """``sfpubsub --version`` prints the version of the package, and which decoder is in use."""
     import sfpubsub
+    from sfpubsub import native
 
-    assert run(["--version"]) == 0
-    assert sfpubsub.__version__ in capsys.readouterr().out
+    for compiled, decoder in [(None, "Python decoder"), (object(), "compiled decoder 0.2.0")]:
+        monkeypatch.setattr(native, "compiled", compiled)
+        assert run(["--version"]) == 0
+        said = capsys.readouterr().out
+        assert said == f"sfpubsub, version {sfpubsub.__version__}, {decoder}\n"
 
 
 def test_an_unreachable_login_host_fails_at_once(emulator, monkeypatch, capsys):

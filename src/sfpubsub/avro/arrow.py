@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME, shape_of
 from sfpubsub.avro.arrow_values import MAX_PAYLOAD_BYTES, values_of
 from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec, NoCodec
-from sfpubsub.errors import DecodeError, MissingExtraError
+from sfpubsub.errors import ConfigurationError, DecodeError, MissingExtraError
 from sfpubsub.native import is_installed
 from sfpubsub.types import RawEvent, dedupe_key
 
@@ -136,10 +136,13 @@ def record_batches(
 
     Raises:
         SchemaError: A schema cannot be converted to Arrow types; see `arrow_type`.
-        MissingExtraError: *native* is True and the decoder is not installed.
+        ConfigurationError: *native* is True and the decoder is not installed.
     """
     if native and not is_installed():
-        raise MissingExtraError("native=True", "native")
+        raise ConfigurationError(
+            "native=True needs the compiled decoder, which is not installed or is switched off: "
+            "build it with scripts/native.sh, or leave native unset"
+        )
     groups: dict[str, _Group] = {}
     index = 0
     for batch in _each(batches):

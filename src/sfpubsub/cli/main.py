@@ -79,8 +79,25 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
+def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from sfpubsub import native
+
+    decoder = f"compiled decoder {native.VERSION}" if native.is_installed() else "Python decoder"
+    click.echo(f"sfpubsub, version {__version__}, {decoder}")
+    ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="sfpubsub")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and the decoder in use, and exit.",
+)
 @click.option(
     "-v", "--verbose", count=True, help="Log info messages to stderr; -vv also logs debug messages."
 )
