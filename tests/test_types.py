@@ -25,16 +25,13 @@ def test_a_replay_id_survives_its_text_forms(value: bytes):
 
 
 def test_replay_ids_cannot_be_ordered_or_converted_to_numbers():
-    """Replay ids are opaque: ordering or converting them raises an error, and they never equal
-    bytes.
-    """
+    """Replay ids are opaque: ordering or converting them raises an error."""
     one, other = ReplayId(b"\x01"), ReplayId(b"\x02")
     with pytest.raises(TypeError):
         _ = one < other
     with pytest.raises(TypeError):
         int(one)
     assert one != other
-    assert one != b"\x01"
 
 
 @pytest.mark.parametrize("text", ["", "0", "zz", "01 02", "0x01", "01-02"])
@@ -57,6 +54,32 @@ def test_an_empty_replay_id_or_a_number_is_rejected():
         ReplayId(8)
     with pytest.raises(ValueError, match="at least one byte"):
         ReplayId(b"")
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_replay_id_equals_its_bytes(kind):
+    """Comparing a replay id with bytes compares them, in either order; the hash agrees."""
+    assert ReplayId(b"\x00\x17") == kind(b"\x00\x17")
+    assert kind(b"\x00\x17") == ReplayId(b"\x00\x17")
+    assert ReplayId(b"\x00\x17") != kind(b"\x00\x18")
+    assert b"\x00\x17" in {ReplayId(b"\x00\x17")}
+    assert ReplayId(b"\x00\x17") != "0017"
+
+
+@pytest.mark.parametrize(
+    ("replay", "says"),
+    [
+        (b"\x00\x17", r"not bytes; for bytes, give ReplayId\(…\)"),
+        (bytearray(b"\x00"), "not bytearray"),
+        (None, "must be 'latest', 'earliest', a ReplayId, .* not None"),
+        (-2, "must be 'latest', 'earliest', a ReplayId, .* not -2"),
+        ("soon", "is not a replay id"),
+    ],
+)
+def test_a_replay_that_is_no_position_says_what_to_give(replay, says):
+    """Bytes, None and numbers are refused with the forms that are accepted."""
+    with pytest.raises(ValueError, match=says):
+        start_position(replay)
 
 
 def test_start_positions_parse_from_all_accepted_forms():

@@ -9,7 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sfpubsub.auth.oauth import ClientCredentials, JwtBearer, RefreshToken, UsernamePassword
     from sfpubsub.auth.session import Session, SessionProvider
+    from sfpubsub.auth.sf_cli import SfCliLogin
+    from sfpubsub.auth.simple_salesforce import SimpleSalesforceLogin
     from sfpubsub.avro.change_events import ChangeEvent, FieldChange, FieldState, TextDiff
     from sfpubsub.client.aio import AsyncPubSubClient
     from sfpubsub.client.aio_publisher import AsyncPublisher
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     )
     from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
     from sfpubsub.streaming.aio import AsyncStreamingClient
+    from sfpubsub.streaming.bayeux import StreamingMessage
     from sfpubsub.streaming.client import StreamingClient
     from sfpubsub.types import (
         CommitReceipt,
@@ -83,6 +87,7 @@ if TYPE_CHECKING:
         SchemaInfo,
         StartPosition,
         TopicInfo,
+        dedupe_key,
     )
 
 __version__ = "0.1.0"
@@ -97,6 +102,7 @@ _HOMES = {
     "AsyncSubscription": "sfpubsub.client.aio_subscription",
     "AuthenticationError": "sfpubsub.errors",
     "ChangeEvent": "sfpubsub.avro.change_events",
+    "ClientCredentials": "sfpubsub.auth.oauth",
     "CommitError": "sfpubsub.errors",
     "CommitReceipt": "sfpubsub.types",
     "ConfigurationError": "sfpubsub.errors",
@@ -115,6 +121,7 @@ _HOMES = {
     "HandlerError": "sfpubsub.errors",
     "Health": "sfpubsub.types",
     "HealthState": "sfpubsub.types",
+    "JwtBearer": "sfpubsub.auth.oauth",
     "Limits": "sfpubsub.config",
     "LocalProtocolError": "sfpubsub.errors",
     "ManagedSubscription": "sfpubsub.client.subscription",
@@ -136,6 +143,7 @@ _HOMES = {
     "QuotaExceededError": "sfpubsub.errors",
     "RawEvent": "sfpubsub.types",
     "ReadExpiredError": "sfpubsub.errors",
+    "RefreshToken": "sfpubsub.auth.oauth",
     "RemoteProtocolError": "sfpubsub.errors",
     "Replay": "sfpubsub.types",
     "ReplayId": "sfpubsub.types",
@@ -152,13 +160,16 @@ _HOMES = {
     "Session": "sfpubsub.auth.session",
     "SessionExpiredError": "sfpubsub.errors",
     "SessionProvider": "sfpubsub.auth.session",
+    "SfCliLogin": "sfpubsub.auth.sf_cli",
     "SfPubSubError": "sfpubsub.errors",
     "Shared": "sfpubsub.client.dispatch",
+    "SimpleSalesforceLogin": "sfpubsub.auth.simple_salesforce",
     "StartPosition": "sfpubsub.types",
     "StreamError": "sfpubsub.errors",
     "StreamStalledError": "sfpubsub.errors",
     "StreamUnavailableError": "sfpubsub.errors",
     "StreamingClient": "sfpubsub.streaming.client",
+    "StreamingMessage": "sfpubsub.streaming.bayeux",
     "Subscription": "sfpubsub.client.subscription",
     "SubscriptionBusyError": "sfpubsub.errors",
     "SubscriptionClosedError": "sfpubsub.errors",
@@ -168,8 +179,10 @@ _HOMES = {
     "Timings": "sfpubsub.config",
     "TopicInfo": "sfpubsub.types",
     "TopicNotFoundError": "sfpubsub.errors",
+    "UsernamePassword": "sfpubsub.auth.oauth",
     "WriteError": "sfpubsub.errors",
     "by_record": "sfpubsub.client.handling",
+    "dedupe_key": "sfpubsub.types",
 }
 
 __all__ = [
@@ -182,6 +195,7 @@ __all__ = [
     "AsyncSubscription",
     "AuthenticationError",
     "ChangeEvent",
+    "ClientCredentials",
     "CommitError",
     "CommitReceipt",
     "ConfigurationError",
@@ -200,6 +214,7 @@ __all__ = [
     "HandlerError",
     "Health",
     "HealthState",
+    "JwtBearer",
     "Limits",
     "LocalProtocolError",
     "ManagedSubscription",
@@ -221,6 +236,7 @@ __all__ = [
     "QuotaExceededError",
     "RawEvent",
     "ReadExpiredError",
+    "RefreshToken",
     "RemoteProtocolError",
     "Replay",
     "ReplayId",
@@ -237,13 +253,16 @@ __all__ = [
     "Session",
     "SessionExpiredError",
     "SessionProvider",
+    "SfCliLogin",
     "SfPubSubError",
     "Shared",
+    "SimpleSalesforceLogin",
     "StartPosition",
     "StreamError",
     "StreamStalledError",
     "StreamUnavailableError",
     "StreamingClient",
+    "StreamingMessage",
     "Subscription",
     "SubscriptionBusyError",
     "SubscriptionClosedError",
@@ -253,9 +272,11 @@ __all__ = [
     "Timings",
     "TopicInfo",
     "TopicNotFoundError",
+    "UsernamePassword",
     "WriteError",
     "__version__",
     "by_record",
+    "dedupe_key",
 ]
 
 

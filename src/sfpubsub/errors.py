@@ -232,7 +232,8 @@ class HandlerError(SfPubSubError):
 
     Args:
         event_id: Id of the event; can be empty.
-        replay_id: Position of the event. The event was not acked, and will be redelivered.
+        replay_id: Position of the event. The event was not acked; it will be redelivered if the
+            subscription's position is stored, by the service or by a replay store.
         subscription: The topic, or the managed subscription's name or id, that delivered the event.
     """
 

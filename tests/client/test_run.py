@@ -9,6 +9,7 @@ import contextlib
 import random
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -263,7 +264,9 @@ def test_failed_events_are_retried_until_the_handler_recovers(start: Start):
 
 
 def test_event_waiting_for_a_retry_occupies_no_worker(start: Start):
-    """With one worker, all other events are handled while a failed one waits for its retry."""
+    """With one worker and no order, all other events are handled while a failed one waits for its
+    retry.
+    """
     service, face = start()
     service.publish(20)
     mended = threading.Event()
@@ -273,7 +276,7 @@ def test_event_waiting_for_a_retry_occupies_no_worker(start: Start):
             raise ConnectionError("down")
 
     handler = Handler(20, work)
-    run = handler.begin(face.managed(NAME), workers=1, retry=SOON)
+    run = handler.begin(face.managed(NAME), workers=1, key=None, retry=SOON)
     until(lambda: len(handler.seen) == 19, "the others")
     mended.set()
     assert run.result(PATIENCE).handled == 20
@@ -299,6 +302,56 @@ def test_failed_event_stops_the_run_and_finished_events_are_committed(start: Sta
     again = Handler(18)
     again.run(face.managed(NAME), workers=1)
     assert again.seen == list(range(12, 30))
+
+
+def test_by_default_events_are_handled_in_order(start: Start):
+    """Without any option, handlers run one at a time and in order of arrival, even while an event
+    waits for its retry.
+    """
+    service, face = start()
+    service.publish(20)
+    failures = [3, 3, 11]
+
+    def work(which: int) -> None:
+        if which in failures:
+            failures.remove(which)
+            raise ConnectionError
+
+    handler = Handler(20, work=work)
+    summary = handler.run(face.managed(NAME), retry=SOON)
+    assert handler.seen == list(range(20))
+    assert handler.at_a_time == 1
+    assert summary.retried == 3
+
+
+def test_an_event_that_is_not_redelivered_is_not_said_to_be(start: Start):
+    """A plain subscription without a store says that the failed event does not come again."""
+    service, face = start()
+    service.publish(1)
+
+    def work(_which: int) -> None:
+        raise ValueError("no such account")
+
+    with pytest.raises(HandlerError, match="will not be redelivered, because no position is"):
+        Handler(work=work).run(face.plain(TOPIC, replay="earliest"), retry=None)
+
+
+def test_a_handlers_exception_is_logged_with_its_traceback(start: Start, caplog):
+    """Even if a retry succeeds, the log shows the event and where its handler failed."""
+    service, face = start()
+    service.publish(1)
+    failures = [0]
+
+    def the_culprit(which: int) -> None:
+        if which in failures:
+            failures.remove(which)
+            raise ConnectionError("no database")
+
+    Handler(1, work=the_culprit).run(face.managed(NAME), retry=SOON)
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert record.levelname == "WARNING"
+    assert service.replay_id(0).hex() in record.getMessage()
+    assert "the_culprit" in "".join(traceback.format_exception(record.exc_info[1]))
 
 
 def test_handler_error_names_the_event_and_its_cause(start: Start):
@@ -366,6 +419,7 @@ def test_failed_event_is_quarantined_and_the_run_goes_on(start: Start, tmp_path:
     assert held.health().quarantined == 1
     (entry,) = kept.entries()
     assert (entry.failed_in, entry.reason) == ("handler", "ValueError: no such account")
+    assert 'raise ValueError("no such account")' in entry.traceback
     assert entry.raw.replay_id == service.replay_id(4)
     assert service.committed() == 9
 
@@ -410,9 +464,9 @@ def test_a_quarantine_that_cannot_be_written_stops_the_run(start: Start):
 
     def work(which: int) -> None:
         if which == 4:
-            raise ValueError
+            raise ValueError("no such account")
 
-    with pytest.raises(WriteError, match="the disk is full"):
+    with pytest.raises(WriteError, match="the disk is full") as caught:
         Handler(work=work).run(
             face.managed(NAME),
             workers=1,
@@ -421,6 +475,9 @@ def test_a_quarantine_that_cannot_be_written_stops_the_run(start: Start):
             quarantine=FullDiskQuarantine(),
         )
     assert service.committed() == 3
+    (note,) = caught.value.__notes__
+    assert service.replay_id(4).hex() in note
+    assert "ValueError: no such account" in note
 
 
 def test_quarantine_limit_stops_a_broken_handler(start: Start, tmp_path: Path):

@@ -85,6 +85,7 @@ def show(directory: Path, key: str) -> None:
         "headers": {name: base64.b64encode(value).decode() for name, value in raw.headers},
         "payload": base64.b64encode(raw.payload).decode(),
         "schema": _json_or_text(entry.schema_json),
+        "traceback": entry.traceback or None,
     }
     click.echo(json_line(document), nl=False)
 

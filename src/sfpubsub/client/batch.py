@@ -8,7 +8,7 @@ here: the schemas of a batch are fetched before it is delivered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from sfpubsub.avro.bitmaps import change_schema
 from sfpubsub.avro.change_events import ChangeEvent
@@ -257,12 +257,28 @@ class EventBatch:
         """Whether `Event.value` returns ``DateTime`` fields as `datetime`."""
 
     def __iter__(self) -> Iterator[Event]:
-        codecs, decoded = self.codecs, self._decoded
         for place, raw in enumerate(self.raw_events):
-            event = Event(raw, codecs[raw.schema_id], self, self.first_seq + place)
-            if decoded and place in decoded:
-                event._value = decoded.pop(place)
-            yield event
+            yield self._event(place, raw)
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Event]: ...
+    def __getitem__(self, index: int | slice) -> Event | list[Event]:
+        """Return the event at a place of the batch, or the events of a slice.
+
+        Each access creates the `Event` again, which then decodes its payload again.
+        """
+        places = range(len(self.raw_events))[index]
+        if isinstance(places, range):
+            return [self._event(place, self.raw_events[place]) for place in places]
+        return self._event(places, self.raw_events[places])
+
+    def _event(self, place: int, raw: RawEvent) -> Event:
+        event = Event(raw, self.codecs[raw.schema_id], self, self.first_seq + place)
+        if self._decoded and place in self._decoded:
+            event._value = self._decoded.pop(place)
+        return event
 
     def behind(self, seq: int) -> EventBatch | None:
         """Return the events after ``delivery_seq`` *seq* as a batch; None if no event follows."""

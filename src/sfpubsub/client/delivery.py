@@ -82,7 +82,8 @@ class Delivery:
     ) -> None:
         self.driver = driver
         self.store = store
-        self._is_tracked = driver.target.managed or store is not None
+        self.is_tracked: bool = driver.target.managed or store is not None
+        """Whether acks have an effect: the service or a store keeps the position."""
         self._schemas = schemas
         self._fields = options.fields
         self._quarantine = options.quarantine
@@ -167,7 +168,7 @@ class Delivery:
 
         None if it will ack no events.
         """
-        return self._consumer.in_hand if self.acks_automatically and self._is_tracked else None
+        return self._consumer.in_hand if self.acks_automatically and self.is_tracked else None
 
     def turn(self, deadline: float | None) -> EventBatch | Wait | Work | End | None:
         """Return the next batch, or a step that must be carried out first. Never blocks.
@@ -320,7 +321,7 @@ class Delivery:
 
         This may also store the position, and block while doing so.
         """
-        if not self._is_tracked:
+        if not self.is_tracked:
             return  # no position is stored
         self.driver.ack(first_seq, last_seq)
         # Once it is over, the drain or the last read stores the position, which is then final. A

@@ -17,7 +17,6 @@ from sfpubsub.client.dispatch import QuarantineLimit, Retry
 from sfpubsub.client.handling import (
     DEFAULT_LIMIT,
     DEFAULT_RETRY,
-    WORKERS,
     KeyOf,
     OnFailure,
     RunOptions,
@@ -104,14 +103,17 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         self,
         handler: HandlerT,
         *,
-        workers: int = WORKERS,
+        workers: int = 1,
         key: KeyOf | None = by_record,
         retry: Retry | None = DEFAULT_RETRY,
         on_failure: OnFailure = "stop",
         quarantine: Quarantine | None = None,
         quarantine_limit: QuarantineLimit = DEFAULT_LIMIT,
     ) -> RunT:
-        """Call *handler* for each event, concurrently, until the subscription ends; then drain.
+        """Call *handler* for each event until the subscription ends; then drain.
+
+        By default, events are handled one after another, in order of arrival. With several
+        *workers*, events without a common key are handled concurrently.
 
         An event is acked once the handler has returned or the event is in the quarantine,
         regardless of ``ack``. Calling `stop` from any thread or signal handler ends the run
@@ -123,14 +125,14 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         aborts. *key* is called in the event loop, *quarantine* in worker threads.
 
         Args:
-            handler: Called with each `Event`. Calls for events without a common key run
-                concurrently, in threads or, with asyncio, in tasks.
+            handler: Called with each `Event`, in a thread or, with asyncio, in a task.
             workers: Maximum number of handlers running at a time.
             key: Returns the keys of an event. Events with a common key are handled one after
-                another, in order of arrival. None means no order.
+                another, in order of arrival. None means no order, as other events are handled while
+                one waits for a retry. The default has an effect only with several workers.
             retry: How the handler is retried after an exception; None means never.
             on_failure: What to do with an event that fails permanently. ``stop``: the run ends, and
-                the event will be redelivered; ``quarantine``: it is stored durably in *quarantine*
+                the event is not acked; ``quarantine``: it is stored durably in *quarantine*
                 and then acked. The same applies to events that cannot be decoded or for which *key*
                 raises an exception.
             quarantine: Stores failed events; required by ``on_failure="quarantine"``, and not
@@ -166,7 +168,10 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         self._delivery.stop()
 
     def abort(self) -> None:
-        """Abort the subscription immediately. Uncommitted events will be redelivered."""
+        """Abort the subscription immediately.
+
+        Uncommitted events will be redelivered if the service or a store keeps the position.
+        """
         self._delivery.abort()
 
     def _raise_failure(self) -> None:
@@ -238,9 +243,10 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         _thread.start_new_thread(delivery.abort, ())
         if not delivery.driver.has_begun:
             return
+        outcome = ", and uncommitted events will be redelivered" if delivery.is_tracked else ""
         warnings.warn(
             f"the subscription {delivery.name} was not closed: use it in a with block, or call "
-            f"close(); it is aborted now, and uncommitted events will be redelivered",
+            f"close(); it is aborted now{outcome}",
             ResourceWarning,
             source=self,
             stacklevel=2,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+import traceback
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
@@ -42,9 +43,8 @@ OnFailure: TypeAlias = Literal["stop", "quarantine"]
 then acked.
 """
 
-# Default number of concurrent handlers: they usually wait for a database or a service, most of
-# which accept a few concurrent calls.
-WORKERS = 8
+# The key of every event of a run with one worker, which handles them in order.
+_ALL = "all"
 
 DEFAULT_RETRY = Retry()
 DEFAULT_LIMIT = QuarantineLimit()
@@ -52,11 +52,15 @@ DEFAULT_LIMIT = QuarantineLimit()
 # Maximum characters kept of a handler's error, because database errors contain whole statements.
 _REASON_LENGTH = 2000
 
+# Maximum characters kept of a traceback, from its end, where the error is: some hundred lines.
+_TRACEBACK_LENGTH = 20_000
+
 
 def by_record(event: Event) -> Keys:
     """Return an event's keys so that changes to the same record are handled in order.
 
-    This is the default ``key`` of `Subscription.run`.
+    This is the default ``key`` of `Subscription.run`. It matters only with several workers: with
+    one, all events are handled in order.
 
     A change event waits for earlier change events about any of its records. An event about all
     records of an object (``001*``, or an overflow event, which has no record ids) waits for every
@@ -166,6 +170,8 @@ class Work:
         """Return an event's keys, or the exception if they cannot be determined."""
         if self._options.key is None:
             return []
+        if self._options.key is by_record and self._options.workers == 1:
+            return [_ALL]  # in order, while an event waits for a retry, too
         try:
             keys = self._options.key(event)
             several = list(keys) if isinstance(keys, list | set | frozenset) else [keys]
@@ -212,7 +218,9 @@ class Work:
 
     def failed(self, job: Job[Event], error: BaseException) -> None:
         """Log that the handler failed on an event, and report the failure to the `Dispatcher`."""
-        logger.info("the handler failed on %s: %s", _named(job.event), _description(error))
+        level = logging.WARNING if job.tries == 1 else logging.INFO
+        what, why = _named(job.event), _description(error)
+        logger.log(level, "the handler failed on %s: %s", what, why, exc_info=error)
         jitter = random.random()  # noqa: S311  # not a secret
         self._dispatcher.failed(job, error, time.monotonic(), jitter)
 
@@ -239,7 +247,11 @@ class Work:
         """Store an event durably in the quarantine. May block."""
         assert self._options.quarantine is not None  # noqa: S101  # checked with the options
         entry = _quarantined(job)
-        self._delivery.quarantine(self._options.quarantine, entry)
+        try:
+            self._delivery.quarantine(self._options.quarantine, entry)
+        except Exception as error:
+            error.add_note(f"{_named(job.event)} was to be quarantined: {entry.reason}")
+            raise
         logger.warning(
             "%s was quarantined with key %s: %s", _named(job.event), entry.key, entry.reason
         )
@@ -273,8 +285,13 @@ class Work:
             if self._dispatcher.over_limit
             else ""
         )
+        again = (
+            "will be redelivered"
+            if self._delivery.is_tracked
+            else "will not be redelivered, because no position is stored: give a replay_store"
+        )
         return HandlerError(
-            f"{what} {_named(event)}{tries}, which was not acked and will be redelivered{broken}: "
+            f"{what} {_named(event)}{tries}, which was not acked and {again}{broken}: "
             f"{_description(error)}",
             event_id=event.id,
             replay_id=event.replay_id,
@@ -298,7 +315,8 @@ def _quarantined(job: Job[Event]) -> QuarantinedEvent:
             event.value  # noqa: B018  # checks that the error is about this event's own payload
         except DecodeError as undecodable:
             return quarantined(event, reason_of(undecodable), event.received_at)
-    return quarantined(event, _description(error), event.received_at, "handler")
+    text = "".join(traceback.format_exception(error))[-_TRACEBACK_LENGTH:]
+    return quarantined(event, _description(error), event.received_at, "handler", text)
 
 
 def _named(event: Event) -> str:

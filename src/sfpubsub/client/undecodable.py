@@ -57,7 +57,11 @@ def reason_of(error: DecodeError) -> str:
 
 
 def quarantined(
-    event: Event, reason: str, received_at: float, failed_in: FailedIn = "decoding"
+    event: Event,
+    reason: str,
+    received_at: float,
+    failed_in: FailedIn = "decoding",
+    traceback: str = "",
 ) -> QuarantinedEvent:
     """Return the quarantine entry for an event."""
     return QuarantinedEvent(
@@ -69,6 +73,7 @@ def quarantined(
         delivery_seq=event.delivery_seq,
         schema_json=event.codec.schema_json or None,
         failed_in=failed_in,
+        traceback=traceback,
     )
 
 

@@ -226,6 +226,7 @@ def entry_text(event: QuarantinedEvent) -> str:
         "delivery_seq": event.delivery_seq,
         "schema": event.schema_json,
         "failed_in": event.failed_in,
+        "traceback": event.traceback,
     }
     # One line, because Spark reads JSON line by line.
     return json.dumps({**document, "check": _check(document)}) + "\n"
@@ -270,6 +271,7 @@ def _event(document: dict[str, Any]) -> QuarantinedEvent:
         delivery_seq=document["delivery_seq"],
         schema_json=document["schema"],
         failed_in=document.get("failed_in", "decoding"),  # missing in older entries
+        traceback=document.get("traceback", ""),  # likewise
     )
 
 

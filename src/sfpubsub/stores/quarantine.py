@@ -40,6 +40,8 @@ class QuarantinedEvent:
     """The Avro schema as JSON text; None if it was not available."""
     failed_in: FailedIn = "decoding"
     """Stage that failed: ``decoding`` or ``handler``."""
+    traceback: str = ""
+    """Traceback of the handler's exception; empty if the event could not be decoded."""
 
     @cached_property
     def key(self) -> str:

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 class ReplayId:
     """An opaque position in an event stream.
 
-    Equality and hash are those of the bytes. Do not order replay ids or treat them as numbers: only
-    equality has a meaning (pubsub_api.proto, ``ConsumerEvent.replay_id``).
+    Equality and hash are those of the bytes; a replay id equals its own bytes. Do not order replay
+    ids or treat them as numbers: only equality has a meaning (pubsub_api.proto,
+    ``ConsumerEvent.replay_id``).
 
     Args:
         value: The bytes as the service sent them; not empty.
@@ -80,6 +81,8 @@ class ReplayId:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, ReplayId):
             return self._value == other._value
+        if isinstance(other, (bytes, bytearray, memoryview)):
+            return self._value == other
         return NotImplemented
 
     def __hash__(self) -> int:
@@ -151,8 +154,14 @@ def start_position(replay: Replay) -> StartPosition:
             form, or a `StartPosition`.
 
     Raises:
-        ValueError: The string has none of these forms.
+        ValueError: *replay* has none of these forms.
     """
+    if not isinstance(replay, (str, ReplayId, ReplayOption, StartPosition)):
+        given = repr(replay) if replay is None or isinstance(replay, int) else type(replay).__name__
+        raise ValueError(  # noqa: TRY004  # like any other value that is not a position
+            f"replay must be 'latest', 'earliest', a ReplayId, its hexadecimal form, or a replay "
+            f"store, not {given}; for bytes, give ReplayId(…)"
+        )
     if isinstance(replay, StartPosition):
         return replay
     if isinstance(replay, ReplayOption):
