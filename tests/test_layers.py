@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "protocol": {"config"},
     "native": set(),
     "avro": {"native"},
-    "auth": {"config"},
+    "auth": {"config", "durable"},
     "tooling": {"config", "auth"},
     "rest": {"config", "auth"},
     "transports": {"protocol", "config", "native", "process", "sfpubsub_grpc"},

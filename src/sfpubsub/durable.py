@@ -42,22 +42,31 @@ def sync_directory_and_files(directory: Path) -> None:
     sync(directory)
 
 
-def make_directory(path: Path) -> None:
+def make_directory(path: Path, *, mode: int = 0o777) -> None:
     """Create a directory and its missing parents durably; do nothing if it exists.
+
+    Args:
+        path: The directory.
+        mode: Permissions of the directory itself, reduced by the process's umask.
 
     Raises:
         OSError: A directory could not be created or flushed.
     """
     missing = [place for place in (path, *path.parents) if not place.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode, parents=True, exist_ok=True)
     for place in missing:
         sync(place.parent)
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Replace the contents of *path* atomically and durably.
 
     After a crash, the file has either the old or the new contents.
+
+    Args:
+        path: The file.
+        text: The new contents.
+        mode: Permissions of the file, reduced by the process's umask.
 
     Raises:
         OSError: The file could not be written, replaced or flushed; it has either the old or the
@@ -65,7 +74,9 @@ def replace_file(path: Path, text: str) -> None:
     """
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
         sync(draft)
         os.replace(draft, path)
     except OSError:

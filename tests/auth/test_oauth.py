@@ -8,11 +8,10 @@ import base64
 import json
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sfpubsub.auth.http import MAX_BYTES, HttpClient
+from sfpubsub.auth.http import MAX_BYTES, Answer, HttpClient
 from sfpubsub.auth.oauth import (
     ClientCredentials,
     JwtBearer,
@@ -107,35 +106,6 @@ def test_client_credentials(host, http):
         "client_id": "key",
         "client_secret": "hush",
     }
-
-
-def test_refresh_token_and_its_rotation(host, http):
-    """If a response contains a new refresh token, the next sign-in uses it."""
-    host.answer = lambda _request: Reply(200, answer(host.url, refresh_token="second"))
-    login = RefreshToken("key", "first", login_url=host.url, http=http)
-    login.get_session(None)
-    login.get_session(None)
-    first, second = (request.form for request in host.requests)
-    assert first == {"grant_type": "refresh_token", "client_id": "key", "refresh_token": "first"}
-    assert second["refresh_token"] == "second"
-
-
-def test_threads_share_a_rotating_refresh_token(host, http):
-    """When several threads sign in at once, each rotated refresh token is used exactly once."""
-    good = ["token-0"]
-
-    def respond(request: Request) -> Reply:
-        if request.form["refresh_token"] != good[-1]:
-            return Reply(400, {"error": "invalid_grant"})
-        good.append(f"token-{len(good)}")
-        return Reply(200, answer(host.url, refresh_token=good[-1]))
-
-    host.answer = respond
-    login = RefreshToken("key", "token-0", login_url=host.url, http=http)
-    with ThreadPoolExecutor(4) as pool:
-        sessions = list(pool.map(login.get_session, [None] * 12))
-    assert len(sessions) == 12
-    assert len(good) == 13
 
 
 def test_refresh_token_of_an_app_with_a_secret(host, http):
@@ -623,7 +593,8 @@ def test_each_row_of_the_refusals_table_is_matched(row):
     description = f"It says: {row.words.upper()}." if row.words else "other"
     found = {"error": row.error, "error_description": description}
     assert find(row.error, description) is row
-    error = refused("host", 400, found, [])
+    answered = Answer(400, json.dumps(found).encode(), "host")
+    error = refused(answered, [])
     assert isinstance(error, AuthenticationError)
     assert row.error in str(error)
     assert description in str(error)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -47,6 +48,11 @@ def sf(tmp_path, monkeypatch):
         "import json, os, sys\n"
         f"open({str(asked)!r}, 'a').write(json.dumps(sys.argv[1:]) + chr(10))\n"
         "print('warning: token 00D000000000001!stderr-secret', file=sys.stderr)\n"
+        "if 'SF_BUSY' in os.environ:\n"  # fails if another one is running
+        "    os.mkdir(os.environ['SF_BUSY'])\n"
+        "    import time\n"
+        "    time.sleep(0.05)\n"
+        "    os.rmdir(os.environ['SF_BUSY'])\n"
         "if 'FORCE_COLOR' in os.environ:\n"
         "    print(chr(27) + '[32m')\n"
         f"for start, code, text in json.load(open({str(answers)!r})):\n"
@@ -99,18 +105,49 @@ def test_a_redacted_token_is_read_by_another_command(sf):
     ]
 
 
-def test_a_rejected_token_that_sf_still_returns_raises(sf):
-    """If ``sf`` returns the rejected token again, the error explains how to log in.
+@pytest.mark.parametrize(
+    ("status", "retryable"),
+    [({"connectedStatus": "RefreshTokenAuthError"}, False), ({}, True)],
+    ids=["dead", "unknown"],
+)
+def test_a_rejected_token_that_sf_still_returns_raises(sf, status, retryable):
+    """If ``sf`` returns the rejected token again and does not say that it works, the error explains
+    how to log in. It is retryable if ``sf`` does not say that its login has failed.
 
     Once ``sf`` returns a new token, it is used.
     """
-    sf(("org display", 0, ok(SHOWN)))
+    sf(("org display", 0, ok({**SHOWN, **status})))
     login = SfCliLogin("uat")
     first = login.get_session(None)
-    with pytest.raises(AuthenticationError, match="sf org login web --alias uat"):
+    with pytest.raises(AuthenticationError, match="sf org login web --alias uat") as caught:
         login.get_session(first)
+    assert caught.value.retryable is retryable
     sf(("org display", 0, ok({**SHOWN, "accessToken": TOKEN + "2"})))
     assert login.get_session(first).access_token == TOKEN + "2"
+
+
+def test_a_valid_token_that_was_rejected_by_mistake_is_tried_again(sf):
+    """If ``sf`` has checked its login and still has the rejected token, the token is returned, so
+    that the stream tries it again with its backoff, as after any renewal.
+    """
+    sf(("org display", 0, ok({**SHOWN, "connectedStatus": "Connected"})))
+    login = SfCliLogin()
+    first = login.get_session(None)
+    again = login.get_session(first)
+    assert again.access_token == first.access_token
+    assert again is not first  # otherwise it would count as not renewed
+    assert len(sf.asked()) == 3  # the last two: it may print the token that it is about to renew
+
+
+def test_sf_is_asked_one_at_a_time(sf, tmp_path, monkeypatch):
+    """Logins of several threads and processes do not ask ``sf`` at the same time: it may renew its
+    login, which two of them would do at once.
+    """
+    monkeypatch.setenv("SF_BUSY", str(tmp_path / "busy"))
+    sf(("org display", 0, ok(SHOWN)))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: SfCliLogin().get_session(None), range(4)))
+    assert len(sf.asked()) == 4
 
 
 def test_sf_output_has_no_colours(sf, monkeypatch):

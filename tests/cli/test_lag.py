@@ -18,10 +18,11 @@ from sfpubsub.avro.codec import Codec
 from sfpubsub.cli import status_file
 from sfpubsub.cli.demo import _Demo
 from sfpubsub.cli.main import run
-from sfpubsub.cli.status import Status, read_all, state_dir
+from sfpubsub.cli.status import Status, read_all
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.config import Settings
+from sfpubsub.config.state import state_dir
 from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
 from sfpubsub.types import Health, RawEvent, ReplayId
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from sfpubsub.errors import AuthenticationError
+from sfpubsub.auth.http import Answer
+from sfpubsub.errors import AuthenticationError, RemoteProtocolError
 
 # Longest excerpt of a response that is shown, in characters.
 SHOWN = 300
@@ -41,6 +41,30 @@ _APPROVE = (
 _CREDENTIALS = (
     "check that SFPUBSUB_CLIENT_ID and SFPUBSUB_CLIENT_SECRET belong to the same app; a new app "
     "becomes active after several minutes"
+)
+
+# An address range of the profile, of the org's session settings, or of the app.
+_ADDRESSES = (
+    "allow this machine's address: add it to the login IP ranges of the user's profile, or relax "
+    "the IP restrictions of the app; the JWT flow enforces the ranges whatever the app relaxes. "
+    "The user's login history shows the address that the org sees; it may also be outside the "
+    "profile's login hours"
+)
+_INSTALL = (
+    "let an administrator install the app (Setup, Connected Apps OAuth Usage, Install), or let the "
+    "user approve uninstalled apps (the permission 'Approve Uninstalled Connected Apps')"
+)
+_FROZEN = (
+    "activate or unfreeze the user (Setup, Users): Salesforce freezes users whose API traffic "
+    "comes from anonymizing VPNs, proxies or other high-risk addresses, and revokes their tokens"
+)
+
+# A refresh token that no request will ever make valid again.
+DEAD_GRANT = Refusal(
+    "invalid_grant",
+    "access/refresh token",
+    "sign in again to get a new refresh token: the current one was revoked, was not used for too "
+    "long, or was replaced when it was used elsewhere",
 )
 
 # Salesforce documentation (OAuth 2.0 authorization errors) and users' reports.
@@ -75,18 +99,10 @@ REFUSALS: tuple[Refusal, ...] = (
         "expired authorization code",
         "check this machine's clock: an assertion is valid for three minutes",
     ),
-    Refusal(
-        "invalid_grant",
-        "access/refresh token",
-        "sign in again to get a new refresh token: the current one was revoked, has expired, or "
-        "was replaced when it was used elsewhere",
-    ),
-    Refusal(
-        "invalid_grant",
-        "ip restricted",
-        "relax the IP restrictions of the connected app, or the login hours of the profile",
-    ),
-    Refusal("invalid_grant", "inactive", "activate the user, or ask the org's administrator"),
+    DEAD_GRANT,
+    Refusal("invalid_grant", "ip restricted", _ADDRESSES),
+    Refusal("invalid_grant", "inactive", _FROZEN),
+    Refusal("invalid_grant", "frozen", _FROZEN),
     Refusal(
         "invalid_grant",
         "",
@@ -94,13 +110,20 @@ REFUSALS: tuple[Refusal, ...] = (
         "https://test.salesforce.com), and that the org allows this flow",
     ),
     Refusal("invalid_client_id", "", _CREDENTIALS),
+    Refusal("invalid_client", "must be installed", _INSTALL),
     Refusal("invalid_client", "", _CREDENTIALS),
+    Refusal("oauth_approval_error_generic", "", _INSTALL),
+    Refusal(
+        "oauth_app_blocked",
+        "",
+        "let an administrator unblock the app (Setup, Connected Apps OAuth Usage, Unblock)",
+    ),
     Refusal("invalid_app_access", "", _APPROVE),
     Refusal("unauthorized_client", "", "enable the flow in the app, and give it the scope api"),
     Refusal("unsupported_grant_type", "", "enable this flow in the app's OAuth settings"),
     Refusal("invalid_scope", "", "give the app the scope api"),
     Refusal("invalid_request", "", "check that SFPUBSUB_LOGIN_URL is the org's https login URL"),
-    Refusal("inactive_user", "", "activate the user"),
+    Refusal("inactive_user", "", _FROZEN),
     Refusal("inactive_org", "", "the org is locked, closed or suspended: ask its administrator"),
     Refusal("rate_limit_exceeded", "", "sign in less often", retryable=True),
     Refusal("unknown_error", "", "see the org's login history", retryable=True),
@@ -116,31 +139,47 @@ def find(error: str, description: str) -> Refusal | None:
     return None
 
 
-def refused(host: str, status: int, found: Any, secrets: Iterable[str]) -> AuthenticationError:
+def is_dead_grant(answer: Answer) -> bool:
+    """Return whether an answer says that the refresh token will never be valid again."""
+    error, description = _said(answer)
+    return find(error, description) is DEAD_GRANT
+
+
+def refused(
+    answer: Answer, secrets: Iterable[str], *, dead_grant: str = DEAD_GRANT.check
+) -> AuthenticationError:
     """Return the error for a refused sign-in.
 
     Args:
-        host: The host that refused.
-        status: The HTTP status.
-        found: The parsed JSON response; None if it was not JSON.
+        answer: The response, whose status is not 200.
         secrets: Values to redact if the response repeats them.
+        dead_grant: What the user should do if the refresh token will never be valid again.
     """
     hidden = list(secrets)
-    found = found if isinstance(found, dict) else {}
-    error = _shown(found.get("error"), hidden)
-    description = _shown(found.get("error_description"), hidden)
+    error, description = (scrub(text, hidden) for text in _said(answer))
     row = find(error, description)
-    said = ": ".join(part for part in (error, description) if part) or f"status {status}"
+    said = ": ".join(part for part in (error, description) if part) or f"status {answer.status}"
     check = row.check if row else "see the org's login history"
     return AuthenticationError(
-        f"{host} refused the sign-in with {said}; {check}",
+        f"{answer.host} refused the sign-in with {said}; "
+        f"{dead_grant if row is DEAD_GRANT else check}",
         retryable=row is not None and row.retryable,
         error_code=error or None,
     )
 
 
-def _shown(text: object, secrets: Iterable[str]) -> str:
-    return scrub(text, secrets) if isinstance(text, str) else ""
+def _said(answer: Answer) -> tuple[str, str]:
+    try:
+        found = answer.json()
+    except RemoteProtocolError:
+        return "", ""  # an error page: only the status is usable
+    if not isinstance(found, dict):
+        return "", ""
+    error, description = found.get("error"), found.get("error_description")
+    return (
+        error if isinstance(error, str) else "",
+        description if isinstance(description, str) else "",
+    )
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:

@@ -18,20 +18,36 @@ from sfpubsub.auth.http import Bearer, HttpClient
 from sfpubsub.auth.organisation import identity_of
 from sfpubsub.auth.refusals import scrub
 from sfpubsub.auth.session import ORG_ID, Session
+from sfpubsub.auth.token_file import exclusive_lock
 from sfpubsub.config import network
+from sfpubsub.config.state import state_dir
 from sfpubsub.errors import AuthenticationError, ConfigurationError, SfPubSubError
 
 # How long one run of ``sf`` may take, in seconds: it starts slowly and uses the network.
 COMMAND_TIMEOUT = 60.0
+
+# How long to wait while other processes of this user ask ``sf``, in seconds: an answer takes a few
+# seconds, and one of them may run into `COMMAND_TIMEOUT` twice.
+_TURN_TIMEOUT = 2 * COMMAND_TIMEOUT + 30.0
+
+# The file whose lock makes the processes of this user ask one at a time.
+_LOCK = "sf-cli.lock"
 
 # Since May 2026 ``org display`` prints [REDACTED] instead of the token, and a separate command
 # prints it (salesforcecli/plugin-org, pull requests 1667 and 1673).
 _SHOW_TOKEN = ("org", "auth", "show-access-token")
 _DISPLAY = ("org", "display")
 
+# The ``connectedStatus`` of a login that `display` has just used. Scratch orgs have none; anything
+# else is an error (salesforcecli/plugin-org, OrgListUtil).
+_CONNECTED = "Connected"
+
 
 class SfCliLogin:
     """A `SessionProvider` that gets its token from ``sf``. Thread-safe.
+
+    ``sf`` is asked by one process of this user at a time: it renews its token when it is asked, and
+    if the app rotates refresh tokens, two renewals at once would end its login.
 
     Args:
         target_org: Username or alias; the default org if empty.
@@ -62,10 +78,12 @@ class SfCliLogin:
         Raises:
             ConfigurationError: ``sf`` is not installed, or its org is not the expected one.
             AuthenticationError: ``sf`` failed, did not finish in time, is not signed in to the org,
-                or returned the token of *expired* again.
+                or cannot renew the token of *expired*.
+            StreamUnavailableError: Other processes kept asking ``sf`` for too long.
         """
         try:
-            return self._take(expired)
+            with exclusive_lock(state_dir() / _LOCK, "sf", timeout=_TURN_TIMEOUT):
+                return self._take(expired)
         except SfPubSubError as error:
             # Drop the traceback: local variables in its frames contain the token, which error
             # reporters show.
@@ -73,19 +91,20 @@ class SfCliLogin:
         raise failure
 
     def _take(self, expired: Session | None) -> Session:
-        shown = self._ask(*_DISPLAY)
-        token = _text(shown, "accessToken")
-        if not token or token.startswith("["):
-            token = _text(self._ask(*_SHOW_TOKEN), "accessToken")
-        if not token:
-            raise AuthenticationError(
-                "sf printed no access token: update the Salesforce CLI with sf update"
-            )
-        if expired is not None and token == expired.access_token:
+        shown, token = self._shown()
+        refused = expired.access_token if expired is not None else None
+        if token == refused:
+            # `display` prints the token that was stored before it checks and renews it.
+            shown, token = self._shown()
+        if token == refused and _text(shown, "connectedStatus") != _CONNECTED:
             raise AuthenticationError(
                 f"sf still has the token that was refused: sign in again with sf org login web"
-                f"{self._for_target()}"
+                f"{self._for_target()}",
+                # Without a status, as for a scratch org, it may have been refused by mistake.
+                retryable=not _text(shown, "connectedStatus"),
             )
+        # A token that is the same and works for sf was refused by mistake. Like any new session, it
+        # is tried again, with the stream's backoff and budget.
         instance_url = network.check_url(
             _text(shown, "instanceUrl"),
             "the instance URL that sf returned",
@@ -105,6 +124,18 @@ class SfCliLogin:
             tenant_id=self._tenant_id,
         )
         return Session(token, instance_url, identity.tenant_id, identity.user_id)
+
+    def _shown(self) -> tuple[dict[str, Any], str]:
+        """Return what ``sf`` shows of the org, and the access token."""
+        shown = self._ask(*_DISPLAY)
+        token = _text(shown, "accessToken")
+        if not token or token.startswith("["):
+            token = _text(self._ask(*_SHOW_TOKEN), "accessToken")
+        if not token:
+            raise AuthenticationError(
+                "sf printed no access token: update the Salesforce CLI with sf update"
+            )
+        return shown, token
 
     def _ask(self, *command: str) -> dict[str, Any]:
         program = shutil.which(self._command)

@@ -9,8 +9,9 @@ import click
 
 from sfpubsub.cli.params import Channel, ManagedName, ReadingCommand, Topic
 from sfpubsub.cli.render import json_line
-from sfpubsub.cli.status import Kind, Status, read_all, state_dir
+from sfpubsub.cli.status import Kind, Status, read_all
 from sfpubsub.cli.words import counted
+from sfpubsub.config.state import state_dir
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.monitoring.words import span
 

@@ -45,6 +45,10 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "client_id": ("KEY", "Consumer key of the connected app."),
     "username": ("USER", "User to sign in as; with sf-cli, the org's username or alias."),
     "private_key_file": ("PEM", "Private key of the JWT flow."),
+    "token_file": (
+        "FILE|none",
+        "Where the newest refresh token is kept.  [default: in the user's state directory]",
+    ),
     "audience": ("URL", "Audience of the JWT flow.  [default: derived from the login URL]"),
     "streaming_api_version": (
         "N.0",

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
-
-import platformdirs
 
 from sfpubsub.spark.runtime.process import Process
 
@@ -117,12 +114,6 @@ class Status:
         A run that ended before the service accepted the subscription is omitted.
         """
         return self.connected or self.is_alive() is not False
-
-
-def state_dir() -> Path:
-    """Return the directory of the status files; ``SFPUBSUB_STATE_DIR`` overrides the default."""
-    given = os.environ.get("SFPUBSUB_STATE_DIR")
-    return Path(given) if given else Path(platformdirs.user_state_path("sfpubsub", False))
 
 
 def read_all(directory: Path) -> tuple[list[Status], list[str]]:

@@ -30,9 +30,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sfpubsub.cli.status import FORMAT, HOUR, SUFFIX, Kind, Status, read_status, recent, state_dir
+from sfpubsub.cli.status import FORMAT, HOUR, SUFFIX, Kind, Status, read_status, recent
 from sfpubsub.client.last_confirmed import Confirmed, LastConfirmed
 from sfpubsub.config import Settings
+from sfpubsub.config.state import state_dir
 from sfpubsub.monitoring.objects import ObjectState
 from sfpubsub.monitoring.observation import NEW, Facts, Observation, Watched
 from sfpubsub.spark.runtime.process import Process

@@ -18,6 +18,7 @@ from sfpubsub.config.numbers import Timings
 from sfpubsub.config.sources import (
     CONFIG,
     ENVIRONMENT_PREFIX,
+    NO_FILE,
     PROFILE,
     Given,
     expanded,
@@ -48,7 +49,7 @@ AUTH_WAYS: dict[str, tuple[str, ...]] = {
 }
 
 SECRETS = ("access_token", "client_secret", "password", "refresh_token")
-FILES = ("ca_file", "private_key_file")
+FILES = ("ca_file", "private_key_file", "token_file")
 NUMBERS = ("ping_interval", "ping_timeout")
 
 # Fields that describe the settings and are not settings themselves.
@@ -115,6 +116,11 @@ class Settings:
     private_key_file: str = ""
     """PEM file of the private key whose certificate was uploaded to the connected app."""
     refresh_token: str = ""
+    """The refresh token to begin with; the newer ones are in `token_file`."""
+    token_file: str = ""
+    """File for the newest refresh token; empty means one in the user's state directory, and
+    ``none`` that the token is stored nowhere.
+    """
     audience: str = ""
     """The ``aud`` claim of the JWT; derived from ``login_url`` if empty."""
     streaming_api_version: str = STREAMING_API_VERSION
@@ -144,7 +150,7 @@ class Settings:
             object.__setattr__(self, name, url)
         for name in FILES:
             path = getattr(self, name)
-            if path:  # a shell expands ~ only at the start of a word
+            if path and path != NO_FILE:  # a shell expands ~ only at the start of a word
                 object.__setattr__(self, name, str(expanded(path, self._naming(name))))
         if self.proxy:
             network.check_proxy(self.proxy, self._naming("proxy"))

@@ -25,12 +25,15 @@ _POSITION = re.compile(r"\((at line \d+, column \d+|at end of document)\)\Z")
 
 ENVIRONMENT_PREFIX = "SFPUBSUB_"
 
+# The value of a setting for a file that means that no file is used.
+NO_FILE = "none"
+
 # Variables that select a file and a table in it; they are not settings themselves.
 CONFIG, PROFILE = "config", "profile"
 
 # Variables that are not settings: those of the project's scripts and tests, which run in the same
-# environment; the directory of status files, which is needed without any settings; the switch for
-# the compiled decoder; and the emulator that emulator commands connect to.
+# environment; the directory for the user's state, which is needed without any settings; the switch
+# for the compiled decoder; and the emulator that emulator commands connect to.
 NOT_SETTINGS = (
     "VENV",
     "ICEBERG_VENV",
@@ -127,7 +130,7 @@ def from_file(
             text = _text(value, f"{path}: {prefix}{key}")
             if not text:
                 continue
-            if key in files:
+            if key in files and text != NO_FILE:
                 text = str(path.parent / expanded(text, f"{prefix}{key}"))
             found[key] = Given(text, f"{path}: {prefix}{key}")
     if any(name in table for table in (top, *profiles.values()) for name in secrets):
