@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from sfpubsub.auth.session import Session
+from sfpubsub.client.client import PubSubClient
 from sfpubsub.config import Timings
 from sfpubsub.emulator.faults import Fault, FaultPlan
 from sfpubsub.emulator.org.settings import Settings
@@ -44,6 +46,95 @@ def test_commits_that_are_refused_for_too_long_end_the_subscription(run_emulator
         list(subscription)
     assert caught.value.retryable
     assert time.monotonic() - began > 0.5
+
+
+def outage_lines(caplog, name: str) -> list[tuple[str, str]]:
+    """Return the level and the message of every log line about an outage of a subscription."""
+    words = ("has had no stream", "has a stream again")
+    return [
+        (record.levelname, record.getMessage())
+        for record in caplog.records
+        if record.getMessage().startswith(name) and any(w in record.getMessage() for w in words)
+    ]
+
+
+def test_short_break_is_logged_but_no_warning(run_emulator, connect, caplog):
+    """A stream that breaks and is reopened at the first attempt gives one line at level INFO, with
+    its length and reason."""
+    caplog.set_level("INFO", "sfpubsub")
+    plan = FaultPlan()
+    emulator = run_emulator(faults=plan)
+    emulator.publish(TOPIC, orders(1))
+    with connect(emulator).subscribe_managed(NAME) as subscription:
+        assert collect(subscription, 1) == [0]
+        plan.add(Fault("drop_stream"))
+        until(lambda: subscription.health().reconnects, "the next stream")
+        emulator.publish(TOPIC, orders(1, first=1))
+        assert collect(subscription, 1) == [1]
+        assert subscription.health().down_for is None
+    ((level, text),) = outage_lines(caplog, NAME)
+    assert level == "INFO"
+    assert "UNAVAILABLE" in text
+
+
+def test_service_that_cannot_be_reached_is_a_warning(run_emulator, connect, caplog):
+    """While no connection is possible, a warning says so, with the reason, and so does `health`;
+    its end is logged too. A start from LATEST that never opened lost nothing, so it reports no gap.
+    """
+    emulator = run_emulator()
+    client = connect(emulator)
+    port = int(emulator.grpc_target.rpartition(":")[2])
+    emulator.stop()
+    with client.subscribe(TOPIC) as subscription:
+        assert subscription.next_batch(0) is None
+        until(lambda: outage_lines(caplog, TOPIC), "the warning")
+        ((level, text),) = outage_lines(caplog, TOPIC)
+        assert level == "WARNING"
+        assert "failed to connect" in text
+        health = subscription.health()
+        assert health.down_for is not None
+        assert "failed to connect" in (health.reason or "")
+        again = run_emulator(grpc_port=port)
+        until(lambda: again.publish(TOPIC, orders(1)) and subscription.next_batch(0.05), "an event")
+        assert subscription.health().gaps == ()
+        assert subscription.health().down_for is None
+    assert [level for level, _ in outage_lines(caplog, TOPIC)] == ["WARNING", "WARNING"]
+
+
+def test_held_slot_is_a_warning_at_the_first_refusal(run_emulator, connect, caplog):
+    """A managed subscription that another client holds is a warning at once."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(1))
+    first = connect(emulator).subscribe_managed(NAME)
+    assert collect(first, 1) == [0]
+    with connect(emulator).subscribe_managed(NAME) as second:
+        assert second.next_batch(0) is None
+        until(lambda: outage_lines(caplog, NAME), "the warning")
+        level, text = outage_lines(caplog, NAME)[0]
+        assert level == "WARNING"
+        assert "after 1 failed attempt," in text
+        assert "already.active" in text
+        first.abort()
+        emulator.publish(TOPIC, orders(1, first=1))
+        assert collect(second, 2) == [0, 1]
+
+
+def test_stale_token_at_a_start_from_latest_is_no_gap(run_emulator):
+    """A start from LATEST with a token that has expired signs in again, and reports no gap."""
+    emulator = run_emulator()
+
+    class Renewing:
+        def get_session(self, expired):
+            token = emulator.access_token if expired is None else emulator.new_token()
+            return Session(token, emulator.instance_url, emulator.tenant_id)
+
+    emulator.faults.add(Fault("expire_token"))
+    with PubSubClient(Renewing(), endpoint=emulator.grpc_target, insecure="1") as client:
+        subscription = client.subscribe(TOPIC)
+        assert subscription.next_batch(0) is None
+        until(lambda: subscription.health().reconnects, "the second stream")
+        until(lambda: emulator.publish(TOPIC, orders(1)) and subscription.next_batch(0.05))
+        assert subscription.health().gaps == ()
 
 
 def test_positions_that_wait_for_a_commit_are_bounded(run_emulator, connect):

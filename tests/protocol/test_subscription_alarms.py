@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sfpubsub.config import Limits, Timings
-from sfpubsub.protocol.commands import CancelStream, Finish, OpenStream
+from sfpubsub.protocol.commands import CancelStream, Finish, OpenStream, ReportOutage
 from sfpubsub.protocol.events import FailureKind
 from sfpubsub.protocol.states import State
 from sfpubsub.types import StartPosition
@@ -88,12 +88,20 @@ def test_alarms_of_a_stream_end_with_it() -> None:
     assert script.protocol.deadline() == pytest.approx(script.now + 0.5, abs=0.01)
 
 
-def test_no_deadline_while_the_session_is_renewed() -> None:
-    """A session renewal has no deadline, because the driver always reports its result."""
+def test_session_renewal_has_no_deadline_but_is_reported() -> None:
+    """A session renewal has no deadline, because the driver always reports its result.
+
+    If it takes 10 s, that is a warning, which is repeated.
+    """
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
+    (first, second, third) = of(ReportOutage, script.wait(300.0))
 
-    assert script.protocol.deadline() is None
+    assert first.is_warning
+    assert "10.0 s" in first.text
+    assert "60.0 s" in second.text
+    assert "5 min" in third.text
+    assert script.protocol.state is State.RENEWING
 
 
 def test_earliest_alarm_is_the_deadline() -> None:

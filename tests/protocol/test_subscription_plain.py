@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sfpubsub.errors import ReplayIdRejectedError
+import pytest
+
+from sfpubsub.errors import ReplayIdRejectedError, SessionExpiredError, StreamUnavailableError
 from sfpubsub.protocol.commands import Finish, OpenStream, ReportGap, Wake
 from sfpubsub.protocol.events import Failure, FailureKind
 from sfpubsub.protocol.states import State
@@ -68,7 +70,33 @@ def test_drop_before_a_position_at_latest_is_reported_once() -> None:
 
     assert script.end(failure()) == [ReportGap(Gap("unanchored", NAME))]
     assert of(OpenStream, script.wait(1.0)) == [OpenStream(2, 10, LATEST)]
-    assert script.end(failure()) == []
+    assert of(ReportGap, script.end(failure())) == []
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        Failure(FailureKind.REAUTHENTICATE, SessionExpiredError("a stale token")),
+        Failure(FailureKind.RETRY, StreamUnavailableError("refused"), is_unheard=True),
+    ],
+    ids=["stale token", "no connection"],
+)
+def test_start_at_latest_that_never_opened_lost_nothing(why: Failure) -> None:
+    """A start from LATEST that the service never accepted has not begun, so it reports no gap; a
+    drop after it was opened does."""
+    script = Script(LATEST)
+    script.start()
+    for _ in range(3):
+        script.end(why)
+        if script.protocol.state is State.RENEWING:
+            script._did(script.protocol.session_renewed(script.now))
+        script.wait(20.0)
+    assert script.gaps == []
+    assert script.protocol.state is State.OPENING
+
+    script.wait(40.0)
+    script.end(why if why.kind is FailureKind.REAUTHENTICATE else failure())
+    assert script.gaps == [Gap("unanchored", NAME)]
 
 
 def test_rejected_position_ends_the_subscription_by_default() -> None:

@@ -12,8 +12,14 @@ from sfpubsub.errors import (
     StreamUnavailableError,
     SubscriptionBusyError,
 )
-from sfpubsub.protocol.commands import Finish, OpenStream, RenewSession, ReportGap
-from sfpubsub.protocol.events import FailureKind
+from sfpubsub.protocol.commands import (
+    Finish,
+    OpenStream,
+    RenewSession,
+    ReportGap,
+    ReportOutage,
+)
+from sfpubsub.protocol.events import Failure, FailureKind
 from sfpubsub.protocol.states import State
 from sfpubsub.types import Gap, StartPosition
 from tests.protocol.scripted import (
@@ -207,7 +213,6 @@ def test_expired_session_is_renewed_and_the_stream_reopened() -> None:
     script = streaming(EARLIEST)
     assert script.end(failure(FailureKind.REAUTHENTICATE)) == [RenewSession()]
     assert script.protocol.state is State.RENEWING
-    assert script.protocol.deadline() is None
 
     (opened,) = script._did(script.protocol.session_renewed(script.now))
     assert opened == OpenStream(2, 10, StartPosition.after(rid(1)))
@@ -270,6 +275,74 @@ def test_sign_in_result_after_the_end_is_ignored() -> None:
 
     assert script.protocol.session_renewed(script.now) == []
     assert script.protocol.renewal_failed(failure(), script.now, 0.5) == []
+
+
+def test_outage_is_reported_while_it_lasts_and_when_it_is_over() -> None:
+    """A break that is over at the first attempt is reported with its length; failed attempts are a
+    warning, which is repeated whether a delay or an attempt is in progress."""
+    script = streaming()
+    script.end(failure())
+    assert script.protocol.down_since == script.now
+    script.wait(1.0)
+    (short,) = of(ReportOutage, script.respond(keepalive(2)))
+    assert not short.is_warning
+    assert "after 1.0 s" in short.text
+    assert script.protocol.down_since is None
+
+    began = script.now
+    out = script.end(failure())
+    while script.now < began + 1000.0:
+        out += script.wait(0.1)
+        if script.protocol.state is State.OPENING:
+            script.wait(7.0)
+            out += script.end(failure())
+    reports = of(ReportOutage, out)
+    assert [report.is_warning for report in reports] == [True] * 4
+    assert [report.text.split("for ")[1].split(" ")[1][:3] for report in reports] == [
+        "s,",
+        "s,",
+        "min",
+        "min",
+    ]
+    script.wait(60.0)
+    (end,) = of(ReportOutage, script.respond(keepalive(3)))
+    assert end.is_warning
+    assert "connection reset" in end.text
+
+
+def test_outage_of_an_idle_stream_is_over_when_the_stream_counts_as_healthy() -> None:
+    """If nothing is published, the end of an outage is reported once the stream has been open for
+    70 s, with the time until it was opened."""
+    script = streaming()
+    script.end(failure())
+    script.wait(0.5)
+    (end,) = of(ReportOutage, script.wait(70.0))
+
+    assert not end.is_warning
+    assert "after 0.5 s" in end.text
+
+
+def test_subscription_that_ends_during_an_outage_reports_nothing_more() -> None:
+    """A closed subscription is not in an outage."""
+    script = streaming()
+    script.end(failure())
+    script._did(script.protocol.abort())
+
+    assert script.protocol.down_since is None
+    assert script.protocol.deadline() is None
+
+
+def test_first_attempt_that_takes_long_to_fail_is_a_warning() -> None:
+    """If the first connection attempt fails after 20 s, the outage began with the attempt, and the
+    warning comes at once."""
+    script = Script()
+    script.start()
+    script.wait(20.0)
+    timed_out = Failure(FailureKind.RETRY, StreamUnavailableError("timed out"), is_unheard=True)
+    (report,) = of(ReportOutage, script.end(timed_out))
+
+    assert report.is_warning
+    assert "for 20.0 s, after 1 failed attempt," in report.text
 
 
 def test_reopened_quiet_stream_does_not_time_out() -> None:

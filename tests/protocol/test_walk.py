@@ -141,11 +141,11 @@ class Walk:
                 if command.num_requested > 1 and self.protocol.state is State.STREAMING:
                     health = self.protocol.health()
                     free = self.limits.max_bytes - health.pending_count
-                    # Redeliveries of acked events take no memory.
-                    assert health.outstanding <= max(free, self.protocol._awaited), (
+                    again = self.protocol._awaited  # redeliveries take no memory
+                    assert health.outstanding <= max(free, again), (
                         "more events requested than max_bytes allows"
                     )
-                    assert health.outstanding <= self.limits.max_unacked, (
+                    assert health.outstanding <= max(self.limits.max_unacked, again), (
                         "more events requested than max_unacked"
                     )
                 if command.stream == self.service.stream and not self.service.deaf:

@@ -10,6 +10,7 @@ import enum
 
 from sfpubsub.config import Timings
 from sfpubsub.protocol.managed_position import ManagedPosition
+from sfpubsub.protocol.outage import Outage
 from sfpubsub.protocol.outgoing import Outgoing
 from sfpubsub.protocol.retries import Retries
 from sfpubsub.protocol.states import State
@@ -27,6 +28,7 @@ class Due(enum.Enum):
     RESERVE = "a stream without credit must request an event to stay open"
     COMMIT = "a commit must be sent, or has timed out"
     NEVER_ACKED = "the application reads events but does not ack them"
+    REPORT = "an outage must be reported"
     CLOSE = "the clean shutdown has taken long enough"
 
 
@@ -40,6 +42,7 @@ class Alarms:
         timings: Intervals, delays and timeouts; see `Timings`.
         outgoing: Provides the time when events were last requested.
         retries: Provides the time at which an outage has lasted too long.
+        outage: Provides the time when an outage must be reported.
         managed: Provides the time when a commit is due; None for a plain subscription.
     """
 
@@ -48,11 +51,13 @@ class Alarms:
         timings: Timings,
         outgoing: Outgoing,
         retries: Retries,
+        outage: Outage,
         managed: ManagedPosition | None,
     ) -> None:
         self._timings = timings
         self._outgoing = outgoing
         self._retries = retries
+        self._outage = outage
         self._managed = managed
         self.heard_at: float = 0.0
         """When the last message was received or the stream was opened."""
@@ -74,7 +79,9 @@ class Alarms:
             # Not in OPENING: the first response of an idle topic may take a keepalive interval.
             if self._retries.give_up_at is not None:
                 found.append((self._retries.give_up_at, Due.GIVE_UP))
-            found.append((self.reopen_at, Due.REOPEN))
+            found += [(self.reopen_at, Due.REOPEN), (self._outage.due_at, Due.REPORT)]
+        elif state is State.RENEWING:
+            found.append((self._outage.due_at, Due.REPORT))
         elif state is State.OPENING:
             if times.ping_interval and self._retries.reason is not None:
                 # By then, unanswered pings would have ended a dead stream.

@@ -96,6 +96,15 @@ class ReportGap:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportOutage:
+    """Log that the subscription has no stream, or has one again."""
+
+    is_warning: bool
+    """Whether it is a warning; otherwise, it is only of interest to somebody who looks for it."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SettleCommit:
     """Report the outcome of a `commit` call, identified by its ticket, to the caller."""
 
@@ -159,6 +168,7 @@ Command: TypeAlias = (
     | Wake
     | RenewSession
     | ReportGap
+    | ReportOutage
     | SettleCommit
     | Finish
     | OpenPublish

@@ -74,3 +74,7 @@ class Failure:
 
     kind: FailureKind
     error: SfPubSubError
+    is_unheard: bool = False
+    """Whether the service cannot have received the call: no connection was made, or no session was
+    obtained.
+    """

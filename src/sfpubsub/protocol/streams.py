@@ -31,6 +31,7 @@ from sfpubsub.protocol.events import Failure, FailureKind
 from sfpubsub.protocol.intake import Intake
 from sfpubsub.protocol.ledger import Ledger
 from sfpubsub.protocol.managed_position import ManagedPosition
+from sfpubsub.protocol.outage import Outage
 from sfpubsub.protocol.outgoing import Outgoing
 from sfpubsub.protocol.resume import Resume
 from sfpubsub.protocol.retries import Retries, Verdict
@@ -74,11 +75,14 @@ class Streams:
             ManagedPosition(name, self._ledger, self._timings) if start is None else None
         )
         self._retries = Retries(name, self._timings, connection_timeout)
+        self._outage = Outage(name)
         self._limits = limits or Limits()
         self._appetite = Appetite(self._limits)
         ledger = self._ledger if tracked or self.managed else None
         self._intake = Intake(self._appetite, ledger, self._resume)
-        self._alarms = Alarms(self._timings, self._outgoing, self._retries, self._managed)
+        self._alarms = Alarms(
+            self._timings, self._outgoing, self._retries, self._outage, self._managed
+        )
         self._stream = 0
         self._held = False  # paused by the application
         self._paused: str | None = None  # why the stream was closed
@@ -116,13 +120,15 @@ class Streams:
             return []
         if self.state in {State.DRAINING, State.CLOSING}:
             return self._ended()
-        self._dropped(failure, now)
+        begun = self._may_have_begun(failure, now)
         if failure is None:
             error = StreamUnavailableError(f"the service ended the stream of {self.name}")
-            return self._apply_verdict(self._retries.broken(error, now, jitter))
+            return self._apply_verdict(self._retries.broken(error, now, jitter), now, begun=begun)
         if failure.kind is FailureKind.POSITION_REJECTED and self._resume is not None:
             return self._rejected(self._resume, failure.error, now, jitter)
-        return self._apply_verdict(self._retries.judge(failure, now, jitter))
+        since = self._alarms.heard_at if failure.is_unheard else now
+        verdict = self._retries.judge(failure, now, jitter)
+        return self._apply_verdict(verdict, now, begun=begun, since=since)
 
     def session_renewed(self, now: float) -> list[Command]:
         """Open the next stream with the new session, after any remaining retry delay."""
@@ -142,7 +148,7 @@ class Streams:
         verdict = self._retries.unrenewed(failure, now, jitter)
         if verdict.error is None and self.state is State.SAVING:
             return self._ended()
-        return self._apply_verdict(verdict)
+        return self._apply_verdict(verdict, now)
 
     def crashed(self, error: SfPubSubError) -> list[Command]:
         """End the subscription with *error*, an internal failure of the driver."""
@@ -159,13 +165,16 @@ class Streams:
 
     def _steady(self, _now: float, _jitter: float) -> list[Command]:
         self._retries.recovered()
-        return []
+        return [*self._outage.over(self._alarms.heard_at)]
+
+    def _remind(self, now: float, _jitter: float) -> list[Command]:
+        return [*self._outage.remind(now)]
 
     def _stalled(self, now: float, jitter: float) -> list[Command]:
         silence = now - self._alarms.heard_at
-        self._dropped(None, now)
         error = StreamStalledError(f"no message on {self.name} for {silence:.0f} s")
-        return [*self._cancel(), *self._apply_verdict(self._retries.stalled(error, now, jitter))]
+        verdict = self._retries.stalled(error, now, jitter)
+        return [*self._cancel(), *self._apply_verdict(verdict, now, begun=True)]
 
     # Opening, replacing and ending streams.
 
@@ -185,25 +194,39 @@ class Streams:
         start = None if self._resume is None else self._resume.position
         return OpenStream(self._stream, num_requested, start)
 
-    def _apply_verdict(self, verdict: Verdict) -> list[Command]:
+    def _apply_verdict(
+        self, verdict: Verdict, now: float, *, begun: bool = False, since: float | None = None
+    ) -> list[Command]:
+        """Carry out a verdict.
+
+        Args:
+            verdict: The verdict.
+            now: The current time, in seconds.
+            begun: Whether a stream has ended that the service may have accepted.
+            since: When the outage began, if this is its first failure; *now* by default.
+        """
         if verdict.error is not None:
             return self._fail(verdict.error)
         self._step(verdict.signal)
         self._alarms.reopen_at = verdict.reopen_at
-        gap = None if self._resume is None else self._resume.dropped()
-        out: list[Command] = [] if gap is None else [self._report(gap)]
+        out: list[Command] = []
+        if begun and self._managed is not None:
+            self._managed.dropped()
+        if begun and self._resume is not None and (gap := self._resume.dropped()) is not None:
+            out.append(self._report(gap))
+        is_held = verdict.signal is Signal.BUSY
+        reason = str(self._retries.reason)
+        out += self._outage.failed(reason, now, since=since, is_held=is_held)
         return [*out, RenewSession()] if self.state is State.RENEWING else out
 
-    def _dropped(self, failure: Failure | None, now: float) -> None:
-        if self._managed is None:
-            return
-        if failure is not None and self.state is State.OPENING:
-            # A rejection arrives early; a later failure ends an idle stream that had begun.
-            soon = now < self._alarms.heard_at + self._timings.steady
-            expired = failure.kind is FailureKind.REAUTHENTICATE and soon
-            if expired or failure.kind is FailureKind.SLOT_HELD:
-                return
-        self._managed.dropped()
+    def _may_have_begun(self, failure: Failure | None, now: float) -> bool:
+        """Return whether the service may have accepted the stream that has ended."""
+        if failure is None or self.state is not State.OPENING:
+            return True
+        # A rejection arrives early; a later failure ends an idle stream that had begun.
+        soon = now < self._alarms.heard_at + self._timings.steady
+        expired = failure.kind is FailureKind.REAUTHENTICATE and soon
+        return not (failure.is_unheard or expired or failure.kind is FailureKind.SLOT_HELD)
 
     def _rejected(
         self, resume: Resume, error: SfPubSubError, now: float, jitter: float
@@ -211,7 +234,7 @@ class Streams:
         gap, go_on = resume.rejected(error.error_code, error.rpc_id)
         report = self._report(gap, is_raised=not go_on)
         if go_on:
-            return [report, *self._apply_verdict(self._retries.moved(error, now, jitter))]
+            return [report, *self._apply_verdict(self._retries.moved(error, now, jitter), now)]
         rejected = ReplayIdRejectedError(
             f"{error}; to continue without the lost events, start at latest or earliest",
             gap=gap,
@@ -235,6 +258,7 @@ class Streams:
 
     def _finished(self, error: SfPubSubError | None) -> list[Command]:
         self._retries.reason = None if error is None else str(error)
+        self._outage.reset()
         self._paused, self._held = None, False
         closed = error or CommitError(
             f"the subscription {self.name} was closed before the commit was answered"

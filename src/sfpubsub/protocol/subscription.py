@@ -152,14 +152,16 @@ class SubscriptionProtocol(Streams):
         """Handle one message of a stream."""
         if stream != self._stream or self.state not in ALIVE:
             return []
+        reports: list[Command] = []
         if self.state is State.OPENING:
             self._retries.responded()
+            reports += self._outage.over(now)
         self._step(Signal.RESPONSE)
         self._alarms.heard_at = now
         self._responses += 1
         self._outgoing.received(response, now)
         managed = self._managed
-        out = [] if managed is None else self._settled(managed, response, now)
+        out = reports if managed is None else reports + self._settled(managed, response, now)
         if self.state is State.DRAINING:
             self._intake.recognise(response)
             return out + self._drain_on(now)
@@ -290,6 +292,11 @@ class SubscriptionProtocol(Streams):
         held = self._held and self.state is not State.CLOSED
         return self._paused or failure or ("paused by the application" if held else None)
 
+    @property
+    def down_since(self) -> float | None:
+        """When the current outage began; None if there is none."""
+        return self._outage.since
+
     def health(self) -> Health:
         """Return a snapshot of the subscription's health."""
         intake = self._intake
@@ -319,6 +326,7 @@ _ACTIONS: dict[Due, Callable[[SubscriptionProtocol, float, float], list[Command]
     Due.GIVE_UP: SubscriptionProtocol._give_up,
     Due.REOPEN: SubscriptionProtocol._reopen,
     Due.STEADY: SubscriptionProtocol._steady,
+    Due.REPORT: SubscriptionProtocol._remind,
     Due.SILENT: SubscriptionProtocol._stalled,
     Due.RESERVE: SubscriptionProtocol._send_reserve,
     Due.COMMIT: SubscriptionProtocol._commit_due,

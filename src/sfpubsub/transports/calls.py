@@ -446,7 +446,8 @@ class CallDriver(ABC, Generic[Opening]):
 
 def _unclassified(error: SfPubSubError) -> Failure:
     # Raised by this library before the call started: ``retryable`` states whether a retry may help.
-    return Failure(FailureKind.RETRY if error.retryable else FailureKind.STOP, error)
+    kind = FailureKind.RETRY if error.retryable else FailureKind.STOP
+    return Failure(kind, error, is_unheard=True)
 
 
 class _Latch:

@@ -20,6 +20,7 @@ from sfpubsub.protocol.commands import (
     Discard,
     OpenStream,
     ReportGap,
+    ReportOutage,
     SendRequest,
     SettleCommit,
     Wake,
@@ -221,10 +222,11 @@ class StreamDriver(CallDriver[OpenStream]):
 
     def health(self) -> Health:
         """Return a snapshot of the subscription's health."""
-        health = self._snapshot(self._protocol.health)
+        health, since = self._snapshot(lambda: (self._protocol.health(), self._protocol.down_since))
         # A batch that was just handed out may not be counted as read yet.
         count, size = self._mailbox.pending
-        return replace(health, pending_count=count, pending_bytes=size)
+        down_for = None if since is None else max(0.0, self._clock() - since)
+        return replace(health, pending_count=count, pending_bytes=size, down_for=down_for)
 
     # Event handling.
 
@@ -257,6 +259,8 @@ class StreamDriver(CallDriver[OpenStream]):
                 self._on_gap(command.gap)
             except Exception:  # raised by the application; must not end the stream's thread
                 logger.exception("the on_gap callback of %s raised an error", self._target.name)
+        elif isinstance(command, ReportOutage):
+            logger.log(logging.WARNING if command.is_warning else logging.INFO, "%s", command.text)
         elif isinstance(command, SettleCommit):
             self._tickets.settle(command)
             self._mailbox.wake()

@@ -171,6 +171,11 @@ PASSING = (
     "LIMIT_EXCEEDED",
 )
 
+# How the message begins if no connection was made (seen with grpcio 1.60 to 1.85; all of these mean
+# that no request was sent). A message that is not recognised here is assumed to be of a call that
+# the service may have received.
+_UNHEARD = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
+
 _RPC_ID = re.compile(r"[\s.]*rpcId: (\S+)\s*$")
 
 
@@ -202,7 +207,8 @@ def classify(what: str, error: grpc.RpcError, *, managed: bool = False) -> Failu
     failed = rule.error(message, error_code=code, rpc_id=rpc_id)
     failed.__cause__ = error
     final = code is not None and rule.kind is FailureKind.TURNED_AWAY
-    return Failure(FailureKind.STOP if final else rule.kind, failed)
+    is_unheard = status is grpc.StatusCode.UNAVAILABLE and details.startswith(_UNHEARD)
+    return Failure(FailureKind.STOP if final else rule.kind, failed, is_unheard)
 
 
 def is_passing(text: str) -> bool:

@@ -143,6 +143,10 @@ class Health:
     """Whether the service confirmed a commit on the current stream; always False for a plain
     subscription.
     """
+    down_for: float | None = None
+    """How long the subscription has been unable to open a stream, in seconds; None if the last
+    stream has not failed. `reason` has the last failure.
+    """
 
     @property
     def can_receive(self) -> bool:
