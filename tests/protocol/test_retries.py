@@ -7,14 +7,16 @@ import pytest
 from sfpubsub.config import Timings
 from sfpubsub.errors import (
     AuthenticationError,
+    ConfigurationError,
     PermissionDeniedError,
     SessionExpiredError,
+    SfPubSubError,
     StreamUnavailableError,
     SubscriptionBusyError,
     TopicNotFoundError,
 )
 from sfpubsub.protocol.events import FailureKind
-from sfpubsub.protocol.retries import Retries, Verdict
+from sfpubsub.protocol.retries import Retries, Verdict, is_final
 from sfpubsub.protocol.states import Signal
 from tests.protocol.scripted import NAME, failure
 
@@ -161,6 +163,23 @@ def test_refused_renewal_is_fatal() -> None:
     error = AuthenticationError("revoked", error_code="invalid_grant")
 
     assert judge.unrenewed(failure(FailureKind.STOP, error), 0.0, 0.5).error is error
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [
+        (BROKEN, False),
+        (AuthenticationError("a page in HTML"), False),
+        (PermissionDeniedError("403 of a proxy"), False),
+        (AuthenticationError("revoked", error_code="invalid_grant"), True),
+        (SessionExpiredError("there are no credentials to get another"), True),
+        (ConfigurationError("the key file is missing"), True),
+    ],
+)
+def test_which_errors_are_final(error: SfPubSubError, final: bool) -> None:
+    """An error is final only if the service or the login host named its cause by a code, or if the
+    cause is on this side."""
+    assert is_final(error) is final
 
 
 def test_failing_sign_in_does_not_count_as_rejected_session() -> None:
