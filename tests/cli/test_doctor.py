@@ -19,6 +19,7 @@ from sfpubsub.cli.main import run
 from sfpubsub.cli.probes import NetworkRoute
 from sfpubsub.config import Settings
 from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
 
 from ..auth.servers import Authority, Reply, connect_proxy, https_host, raw_host
 from ..client.test_managed import NAME, TOPIC
@@ -279,6 +280,68 @@ def test_no_secret_is_printed(emulator, monkeypatch, tmp_path, capsys):
                     captured = capsys.readouterr()
                     assert SECRET not in captured.out + captured.err, (auth, insecure)
                     assert "***" in captured.out
+
+
+def by_refresh_token(emulator, monkeypatch, state: Path) -> None:
+    """Configure the default refresh token, with *state* for the token file."""
+    point_at(
+        emulator,
+        monkeypatch,
+        SFPUBSUB_AUTH="refresh",
+        SFPUBSUB_LOGIN_URL=emulator.http_url,
+        SFPUBSUB_CLIENT_ID="emulator",
+        SFPUBSUB_REFRESH_TOKEN="emulator-refresh-token",
+        SFPUBSUB_STATE_DIR=str(state),
+    )
+
+
+def test_the_token_file_and_the_address_are_shown(run_emulator, monkeypatch, tmp_path, capsys):
+    """For a refresh token, `doctor` shows the file, when and where it was written, and that it
+    serves one machine; for any sign-in, the address that the org sees, if the org returns it.
+    """
+    emulator = run_emulator(settings=EmulatorSettings(rotate_refresh_tokens=True))
+    by_refresh_token(emulator, monkeypatch, tmp_path)
+    code, checks, _ = examine(capsys)
+    assert code == 0
+    (file,) = tmp_path.glob("refresh-token-*.json")
+    detail = checks["token file"]["detail"]
+    assert str(file) in detail
+    assert "(rotated), last used at" in detail
+    assert socket.gethostname() in detail
+    assert "several need client-credentials or jwt" in detail
+    assert "came from 127.0.0.1, at" in checks["address"]["detail"]
+    stored = json.loads(file.read_text())
+    assert stored["refresh_token"] not in str(checks)
+    monkeypatch.setenv("SFPUBSUB_TOKEN_FILE", "none")
+    emulator.accounts.put_app("emulator", refresh_token="another")
+    monkeypatch.setenv("SFPUBSUB_REFRESH_TOKEN", "another")
+    _, checks, _ = examine(capsys)
+    assert checks["token file"]["result"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("error", "description", "cure"),
+    [
+        ("invalid_client", "app must be installed into org", "administrator install the app"),
+        ("OAUTH_APP_BLOCKED", "this app is blocked by admin", "unblock the app"),
+        ("invalid_grant", "inactive user", "unfreeze the user"),
+        ("invalid_grant", "ip restricted", "login IP ranges"),
+        ("invalid_grant", "expired access/refresh token", "was not used for too long"),
+    ],
+)
+def test_a_refused_sign_in_is_named(
+    run_emulator, monkeypatch, tmp_path, capsys, error, description, cure
+):
+    """`doctor` names the reason of a refused sign-in, and what to do about it."""
+    emulator = run_emulator()
+    emulator.faults.add(Fault("refuse_sign_in", error=error, description=description))
+    by_refresh_token(emulator, monkeypatch, tmp_path)
+    code, checks, _ = examine(capsys)
+    assert code == 3
+    assert checks["sign-in"]["result"] == "failed"
+    assert f"{error}: {description}" in checks["sign-in"]["detail"]
+    assert cure in checks["sign-in"]["detail"]
+    emulator.faults.assert_consumed()
 
 
 def test_secrets_in_third_party_errors_are_masked(emulator, monkeypatch, capsys):

@@ -13,6 +13,7 @@ from sfpubsub.emulator.org.settings import Settings
 from tests.emulator.bayeux import ALL, Bayeux
 from tests.emulator.support import ACCOUNTS, CHANGES, Client, until
 from tests.emulator.web import ask
+from tests.emulator.web import token as sign_in
 
 CLERK = "clerk@example.com"
 BASE = "/services/data/v62.0"
@@ -25,6 +26,26 @@ ASSIGNED = (
     " PermissionSet.PermissionsViewAllData, PermissionSet.SystemModstamp"
     " FROM PermissionSetAssignment"
 )
+
+
+def test_the_login_history_has_the_users_own_sign_ins(start):
+    """`LoginHistory` has the time and the address of each sign-in of the token's user, and none of
+    other users.
+    """
+    emulator, _ = start()
+    emulator.accounts.put_user(CLERK, "word")
+    own = sign_in(emulator).json["access_token"]
+    other = sign_in(emulator, "password", username=CLERK, password="word").json["access_token"]
+    query = "SELECT UserId, SourceIp, Status FROM LoginHistory ORDER BY LoginTime DESC"
+    users = []
+    for given in (own, other):
+        headers = {"Authorization": f"Bearer {given}"}
+        (row,) = ask(emulator, "GET", f"{BASE}/query?q={quote(query)}", headers=headers).json[
+            "records"
+        ]
+        assert (row["SourceIp"], row["Status"]) == ("127.0.0.1", "Success")
+        users.append(row["UserId"])
+    assert users[0] != users[1]
 
 
 @pytest.fixture

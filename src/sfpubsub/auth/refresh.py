@@ -14,7 +14,6 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from sfpubsub.auth.http import Answer, Form
 from sfpubsub.auth.login import OAuthLogin, fields_of
 from sfpubsub.auth.refusals import is_dead_grant, refused
 from sfpubsub.auth.session import Session
-from sfpubsub.auth.token_family import TokenFamily, fingerprint, newest_family
+from sfpubsub.auth.token_family import TokenFamily, fingerprint, newest_family, utc
 from sfpubsub.auth.token_file import TokenFile, default_path
 from sfpubsub.config.sources import NO_FILE
 from sfpubsub.errors import AuthenticationError, SfPubSubError
@@ -114,7 +113,8 @@ class RefreshToken(OAuthLogin):
         if self._dead is not None and self._dead[0] == fingerprint(family.refresh_token):
             raise copy.copy(self._dead[1])
         self._family = family
-        self._store_request(family.asked(time.time(), socket.gethostname()))
+        noted = family.asked(time.time(), socket.gethostname())
+        self._store_request(noted)
         form = self._form()
         answer = self._post(form)
         if answer.status != 200:
@@ -125,7 +125,7 @@ class RefreshToken(OAuthLogin):
             self._bearer(found)
         except SfPubSubError as error:
             problem = error.with_traceback(None)
-        self._family = family.answered(found, time.time(), is_usable=problem is None)
+        self._family = noted.answered(found, time.time(), is_usable=problem is None)
         self._store_answer(self._family)
         if problem is not None:
             raise problem
@@ -154,7 +154,7 @@ class RefreshToken(OAuthLogin):
         again = "sign in again, and set SFPUBSUB_REFRESH_TOKEN to the new refresh token"
         if family.asked_at is not None:
             return (
-                f"{again}: the answer to the request of {_utc(family.asked_at)} was lost before it "
+                f"{again}: the answer to the request of {utc(family.asked_at)} was lost before it "
                 f"was stored in {self._place}, because the process on {family.host} was killed or "
                 f"the connection broke, and with it the only valid refresh token"
             )
@@ -164,7 +164,7 @@ class RefreshToken(OAuthLogin):
                 f"elsewhere, where it was replaced"
             )
         return (
-            f"{again}: the one in {self._place}, of {_utc(family.answered_at)} on {family.host}, "
+            f"{again}: the one in {self._place}, of {utc(family.answered_at)} on {family.host}, "
             f"was revoked, was not used for too long, or was used elsewhere; a token file serves "
             f"one machine, several need client-credentials or jwt"
         )
@@ -200,7 +200,3 @@ class RefreshToken(OAuthLogin):
                 f"permissions before it ends",
                 retryable=True,
             ) from error.with_traceback(None)  # its frames contain tokens
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds")

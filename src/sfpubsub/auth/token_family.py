@@ -18,6 +18,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
 from typing import Any
 
 FORMAT = 1
@@ -30,6 +31,12 @@ REUSED_FOR = 600.0
 
 # The fields of a token response that are stored: what a session is made of.
 _KEPT = ("access_token", "instance_url", "id", "token_type")
+
+
+def utc(seconds: float) -> str:
+    """Return a time, in seconds since the epoch, as text."""
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds")
+    return text.removesuffix("+00:00") + " UTC"
 
 
 def fingerprint(token: str) -> str:
@@ -102,6 +109,18 @@ class TokenFamily:
     def is_rotated(self) -> bool:
         """Whether the newest refresh token is another one than the family began with."""
         return fingerprint(self.refresh_token) != self.root
+
+    def summary(self) -> str:
+        """Return a phrase about the newest refresh token, without secrets."""
+        if self.asked_at is not None:
+            return (
+                f"a refresh token that {self.host} sent at {utc(self.asked_at)}, without an answer "
+                f"so far: it may have been replaced"
+            )
+        if not self.number:
+            return "a refresh token that was refused"
+        kind = "rotated" if self.is_rotated else "not rotated by this app"
+        return f"a refresh token ({kind}), last used at {utc(self.answered_at)} on {self.host}"
 
     def to_text(self) -> str:
         """Return the text to store, which contains secrets."""

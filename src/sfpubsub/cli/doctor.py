@@ -15,8 +15,9 @@ import click
 from sfpubsub.auth.http import Bearer, HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.organisation import identity_of
-from sfpubsub.auth.session import CurrentSession, Session
-from sfpubsub.cli import probes
+from sfpubsub.auth.refresh import RefreshToken
+from sfpubsub.auth.session import CurrentSession, Session, SessionProvider
+from sfpubsub.cli import probes, sign_in_checks
 from sfpubsub.cli.main import NOT_ALLOWED
 from sfpubsub.cli.mirror_checks import ALL_CHANGES, ChannelMembers
 from sfpubsub.cli.params import ManagedName, Topic
@@ -255,16 +256,25 @@ def _check_ports(report: _Report, way: NetworkRoute) -> bool:
 
 def _check_session(report: _Report, settings: Settings) -> CurrentSession | None:
     session: Session | None = None
+    provider: SessionProvider | None = None
     with report.trying("sign-in"):
         http = HttpClient.from_settings(settings)
-        sessions = CurrentSession(session_provider(settings, http))
+        provider = session_provider(settings, http)
+        sessions = CurrentSession(provider)
         session = sessions.get()
         report.hide(session.access_token)
         how = "an access token" if settings.auth == "token" else settings.auth
         report.add("sign-in", "ok", f"with {how}, to {session.instance_url}")
+    if isinstance(provider, RefreshToken):
+        with report.trying("token file"):
+            exists, about = sign_in_checks.token_file(provider)
+            report.add("token file", "ok" if exists else "skipped", about)
     if session is None:
         report.skip(["organisation"], "there is no session")
         return None
+    address = sign_in_checks.seen_address(sessions, http)
+    if address:
+        report.add("address", "ok", address)
     with report.trying("organisation", "set SFPUBSUB_TENANT_ID to the id of the token's org"):
         bearer = Bearer(session.instance_url, session.access_token)
         identity = identity_of(http, bearer, tenant_id=session.tenant_id)

@@ -26,6 +26,7 @@ class Call:
         body: The body as bytes, without chunk framing.
         url: The URL of the emulator, as announced to clients.
         named: The URL that the client used, from its Host header.
+        client: IP address of the client.
         hold: Extends the time limit of the request by a number of seconds.
         parts: The text that each named group of the route's pattern matched, by group name.
     """
@@ -38,6 +39,7 @@ class Call:
     body: bytes = field(repr=False)
     url: str = ""
     named: str = ""
+    client: str = ""
     hold: Callable[[float], None] = lambda _seconds: None
     parts: Mapping[str, str] = field(default_factory=dict)
 

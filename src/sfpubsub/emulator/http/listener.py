@@ -300,6 +300,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._body(),
                 self.server.url,
                 f"{self.server.url.partition(':')[0]}://{self.headers.get('Host', '')}",
+                self.client_address[0],
                 self.server.expect_request,
             )
         except Problem as found:

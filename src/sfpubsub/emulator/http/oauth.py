@@ -23,7 +23,7 @@ _MOST_FIELDS = 20
 def token(call: Call) -> Answer:
     """POST /services/oauth2/token: exchange credentials for an access token."""
     form = _form(call)
-    answer = call.world.sign_in.grant(form, call.url, (call.named,))
+    answer = call.world.sign_in.grant(form, call.url, (call.named,), call.client)
     _log.debug("signed in with grant type %s", form["grant_type"])
     return json_answer(answer)
 

@@ -1,4 +1,6 @@
-"""The users of the org and what gives them View All, as objects that can be queried."""
+"""The users of the org, what gives them View All, and their login history, as objects that can be
+queried.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from sfpubsub.emulator.http.exchange import Call
 from sfpubsub.emulator.http.tables import Table
 from sfpubsub.emulator.org.records.values import moment
 from sfpubsub.emulator.org.rights import PermissionSet
+from sfpubsub.emulator.org.sessions import eighteen
 
 
 def _own(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
@@ -73,6 +76,21 @@ def _assignments(call: Call, _asked: soql.Query) -> Iterator[dict[str, Any]]:
             }
 
 
+def _logins(call: Call, _asked: soql.Query) -> Iterator[dict[str, Any]]:
+    """Yield the login history of the user of the token; other users' is not shown."""
+    own = call.world.accounts.holder(call.world.sessions.user_of(call.bearer) or "")
+    for number, one in enumerate(list(call.world.sign_in.history), start=1):
+        if one.user_id == own.user_id:
+            yield {
+                "Id": eighteen(f"0YaSB{number:010d}"),
+                "UserId": one.user_id,
+                "LoginTime": moment(one.at),
+                "LoginType": one.kind,
+                "SourceIp": one.address,
+                "Status": "Success",
+            }
+
+
 def _about(one: PermissionSet) -> dict[str, Any]:
     return {
         "Name": one.name,
@@ -114,6 +132,7 @@ _ASSIGNMENT = (
     "Id", "AssigneeId", "PermissionSetId", "PermissionSetGroupId", "SystemModstamp",
     *(f"PermissionSet.{name}" for name in _SET),
 )  # fmt: skip
+_LOGIN = ("Id", "UserId", "LoginTime", "LoginType", "SourceIp", "Status")
 _OWN = ("LastCacheUpdate", "PermissionsViewAllData", "PermissionsModifyAllData")
 
 TABLES = (
@@ -121,5 +140,6 @@ TABLES = (
     Table("User", _USER, _USER, _users),
     Table("PermissionSet", _SET, _SET, _sets, first_version=22),
     Table("ObjectPermissions", _GRANT, _GRANT, _object_permissions, first_version=24),
+    Table("LoginHistory", _LOGIN, _LOGIN[:4], _logins, first_version=21),
     Table("PermissionSetAssignment", _ASSIGNMENT, _ASSIGNMENT, _assignments, first_version=22),
 )

@@ -104,7 +104,7 @@ def _login(call: Call, asked: _Element) -> Answer:
     if username is None or password is None:
         return _fault("soapenv:Client", "login needs username and password")
     try:
-        user, token = call.world.sign_in.login(username, password)
+        user, token = call.world.sign_in.login(username, password, call.client)
     except SignInRefused:
         return _coded_fault(
             "INVALID_LOGIN", "Invalid username, password, security token; or user locked out."

@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from sfpubsub.emulator.faults.kinds import SIGN_IN
@@ -48,6 +49,27 @@ class SignInRefused(Exception):  # noqa: N818 - an answer, not a bug
         super().__init__(self.description)
 
 
+_MOST_LOGINS = 1000
+"""Maximum number of entries of the login history; the oldest are removed first."""
+
+
+@dataclass(frozen=True)
+class Login:
+    """A successful sign-in.
+
+    Attributes:
+        user_id: The user.
+        at: The time, in seconds since the epoch.
+        address: The client's IP address.
+        kind: How the user signed in, in the words of the login history.
+    """
+
+    user_id: str
+    at: float
+    address: str
+    kind: str
+
+
 @dataclass(frozen=True)
 class SignIn:
     """The sign-in flows of one org. Thread-safe.
@@ -58,6 +80,9 @@ class SignIn:
         clock: The org's clock.
         settings: The org's settings.
         faults: The fault plan, which may make a sign-in fail.
+
+    Attributes:
+        history: The newest successful sign-ins. They are lost when the emulator stops.
     """
 
     accounts: Accounts
@@ -65,9 +90,10 @@ class SignIn:
     clock: Clock
     settings: Settings
     faults: FaultPlan
+    history: deque[Login] = field(default_factory=lambda: deque(maxlen=_MOST_LOGINS))
 
     def grant(
-        self, form: Mapping[str, str], url: str, audiences: tuple[str, ...]
+        self, form: Mapping[str, str], url: str, audiences: tuple[str, ...], address: str
     ) -> dict[str, str]:
         """Process a token request and return the response.
 
@@ -75,6 +101,7 @@ class SignIn:
             form: The parameters of the request.
             url: The emulator's URL, for `instance_url` in the response.
             audiences: Further URLs that are accepted as the audience of an assertion.
+            address: The client's IP address.
 
         Raises:
             SignInRefused: The grant type is unknown, a parameter is missing, the credentials are
@@ -90,10 +117,17 @@ class SignIn:
         flow = flows.get(form.get("grant_type", ""))
         if flow is None:
             raise SignInRefused("grant")
-        return flow()
+        answer = flow()
+        self._note(answer["id"].rpartition("/")[2], address, "Remote Access 2.0")
+        return answer
 
-    def login(self, username: str, password: str) -> tuple[User, str]:
+    def login(self, username: str, password: str, address: str) -> tuple[User, str]:
         """Sign in without an app, as the SOAP login call does.
+
+        Args:
+            username: The user.
+            password: The password, followed by the security token if there is one.
+            address: The client's IP address.
 
         Returns:
             The user, and a new access token.
@@ -103,6 +137,7 @@ class SignIn:
         """
         self._be_refused()
         user = self._by_password(username, password)
+        self._note(user.user_id, address, "Other Apex API")
         return user, self.sessions.issue(user.username)
 
     def revoke(self, token: str) -> None:
@@ -185,6 +220,9 @@ class SignIn:
         return self._answer(app, self._active(subject, "approval"), url)
 
     # Shared by the flows.
+
+    def _note(self, user_id: str, address: str, kind: str) -> None:
+        self.history.append(Login(user_id, self.clock.now(), address, kind))
 
     def _be_refused(self) -> None:
         fault = self.faults.take("refuse_sign_in", SIGN_IN)
