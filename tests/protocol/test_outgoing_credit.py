@@ -45,6 +45,16 @@ def test_small_events_raise_the_credit_to_100() -> None:
     assert script.reopen().num_requested == 100
 
 
+def test_stream_that_fails_before_its_first_response_is_followed_by_a_small_request() -> None:
+    """If a stream fails before its first response, the next one begins with ten events, because the
+    response may have been too large to be received."""
+    script = streaming(EARLIEST)
+    script.respond(events(2, pending=9))
+    assert script.reopen().num_requested == 100
+
+    assert script.reopen().num_requested == 10
+
+
 def test_credit_for_large_events_fits_into_memory() -> None:
     """Waiting events and requested ones together stay within `max_bytes`; reading makes room for
     more."""

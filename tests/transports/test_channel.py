@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from sfpubsub.auth.session import Session
+from sfpubsub.avro.schema_cache import schema_id_of
 from sfpubsub.client.client import PubSubClient
-from sfpubsub.config import Timings
+from sfpubsub.config import FIRST_CREDIT, LARGEST_EVENT, Timings
 from sfpubsub.errors import ConfigurationError, StreamUnavailableError
+from sfpubsub.transports import channel
 from sfpubsub.transports.channel import GrpcTransport, open_channel
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+from sfpubsub_grpc import pubsub_api_pb2_grpc
 
 from ..auth.servers import connect_proxy
+from ..conftest import PATIENCE, QUICK
 
 TOPIC = "/event/Order_Event__e"
 
@@ -68,6 +75,73 @@ def test_an_unreadable_ca_file_is_named(tmp_path):
     """The error for a CA file that cannot be read contains its path."""
     with pytest.raises(ConfigurationError, match=r"nowhere\.pem"):
         open_channel("localhost:1", ca_file=str(tmp_path / "nowhere.pem"))
+
+
+NOTHING = '{"type": "record", "name": "Nothing__e", "fields": []}'
+
+
+class Zeros(pubsub_api_pb2_grpc.PubSubServicer):
+    """A service whose events suddenly become large, and whose responses are compressed.
+
+    It sends as many events as are requested in one response: 1 byte each in the first, 50 kB later.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []  # of the responses
+
+    def Subscribe(self, requests, context):  # noqa: N802  # the name in the wire contract
+        context.set_compression(grpc.Compression.Gzip)
+        position = None
+        for request in requests:
+            if position is None:
+                position = int.from_bytes(request.replay_id)
+            size = 1 if not position else 50_000
+            numbers = range(position, position + request.num_requested)
+            self.sizes.append(len(numbers) * size)
+            position = numbers.stop
+            yield pb.FetchResponse(
+                events=[
+                    pb.ConsumerEvent(
+                        event=pb.ProducerEvent(
+                            id=f"e{n}", schema_id=schema_id_of(NOTHING), payload=bytes(size)
+                        ),
+                        replay_id=(n + 1).to_bytes(8),
+                    )
+                    for n in numbers
+                ]
+            )
+
+    def GetSchema(self, request, context):  # noqa: N802  # the name in the wire contract
+        return pb.SchemaInfo(schema_json=NOTHING, schema_id=request.schema_id)
+
+
+def test_responses_are_limited_and_smaller_ones_are_received(monkeypatch, caplog):
+    """A response that exceeds the limit, even if it is small before decompression, is not accepted;
+    the client then requests fewer events, and receives them all."""
+    limit = 1_000_000
+    assert dict(channel.OPTIONS)["grpc.max_receive_message_length"] == 64 * 1024 * 1024
+    assert channel.MAX_RESPONSE > FIRST_CREDIT * 2 * LARGEST_EVENT
+    options = {**dict(channel.OPTIONS), "grpc.max_receive_message_length": limit}
+    monkeypatch.setattr(channel, "OPTIONS", list(options.items()))
+    service = Zeros()
+    server = grpc.server(ThreadPoolExecutor(4))
+    pubsub_api_pb2_grpc.add_PubSubServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    seen: list[bytes] = []
+    session = Session("t", "https://nowhere.example", "00D000000000001EAA")
+    client = PubSubClient(session, endpoint=f"127.0.0.1:{port}", insecure="1", timings=QUICK)
+    with client, client.subscribe(TOPIC, replay="earliest") as subscription:
+        while len(seen) < 150:
+            batch = subscription.next_batch(PATIENCE)
+            assert batch is not None, subscription.health()
+            payloads = [event.payload for event in batch.raw_events]
+            assert sum(map(len, payloads)) <= limit
+            seen += [bytes(event.replay_id) for event in batch.raw_events]
+    server.stop(None)
+    assert seen == [(n + 1).to_bytes(8) for n in range(len(seen))]
+    assert max(service.sizes) > limit
+    assert "larger than max" in caplog.text
 
 
 def test_tls_with_a_private_certificate_authority(run_emulator, connect):

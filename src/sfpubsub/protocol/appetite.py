@@ -39,6 +39,10 @@ class Appetite:
         else:
             self._size += (mean - self._size) * min(1.0, len(events) / WINDOW)
 
+    def forget_size(self) -> None:
+        """Drop the estimated event size, so that only a few events are requested next."""
+        self._size = None
+
     def delivered(self, count: int, size: int) -> None:
         """Count a batch of *count* events and *size* bytes as waiting to be read."""
         self.waiting_count += count

@@ -121,6 +121,9 @@ class Streams:
         if self.state in {State.DRAINING, State.CLOSING}:
             return self._ended()
         begun = self._may_have_begun(failure, now)
+        if self.state is State.OPENING:
+            # Its first response may have been too large, if events have become much larger.
+            self._appetite.forget_size()
         if failure is None:
             error = StreamUnavailableError(f"the service ended the stream of {self.name}")
             return self._apply_verdict(self._retries.broken(error, now, jitter), now, begun=begun)

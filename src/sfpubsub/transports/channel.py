@@ -35,9 +35,14 @@ logger = logging.getLogger("sfpubsub.transport")
 
 Answer = TypeVar("Answer")
 
+# Largest response that is accepted, in bytes; gRPC checks it before and after decompression. The
+# default of 4 MB is too small, and a compressed response without a limit could take any amount of
+# memory. It leaves room for 60 of the largest events; if a response exceeds it, the next stream
+# begins with `FIRST_CREDIT` events, which always fit.
+MAX_RESPONSE = 64 * 1024 * 1024
+
 OPTIONS: list[tuple[str, Any]] = [
-    # 100 events of up to 1 MB exceed the default of 4 MB.
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", MAX_RESPONSE),
     # The protocol has its own backoff. With gRPC's default backoff of up to 120 s, the channel
     # would fail the protocol's attempts without trying to connect.
     ("grpc.initial_reconnect_backoff_ms", 500),
