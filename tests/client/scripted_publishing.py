@@ -26,6 +26,8 @@ class Bus(MemoryTransport):
         self.answers = threading.Event()
         self.answers.set()
         self.refuses = refuses
+        self.names = lambda event_id: event_id
+        """Returns the correlation key of an event's result."""
 
     def open_publish(self, topic: str, opening: OpenPublish, *, streamed: bool) -> PublishCall:
         call = _Call(topic, self)
@@ -46,7 +48,11 @@ class _Call(MemoryPublishCall):
     def send(self, request: SendEvents) -> None:
         self._published.append((self._topic, request.events))
         results = tuple(
-            PublishResult(None, event.id, "refused" if self._bus.refuses(event.id) else None)
+            PublishResult(
+                None,
+                self._bus.names(event.id),
+                "refused" if self._bus.refuses(event.id) else None,
+            )
             for event in request.events
         )
         self._answers.put(PublishAnswer(results))

@@ -179,3 +179,21 @@ def test_a_receipt_without_a_result_times_out():
         with pytest.raises(TimeoutError, match="event one has no result yet"):
             receipt.result(0.01)
         bus.answers.set()
+
+
+def test_results_without_a_correlation_key_reach_their_events(caplog):
+    """If the service sends no correlation keys, results go by the order of the request; a result
+    with an unknown key is logged.
+    """
+    bus = Bus(refuses=lambda event_id: event_id == "e1")
+    bus.names = lambda _event_id: ""
+    with client_of(bus) as client, client.open_publisher(TOPIC) as publisher:
+        receipts = [publisher.send({"n": n}, event_id=f"e{n}") for n in range(3)]
+        assert receipts[0].result(PATIENCE).correlation_key == "e0"
+        with pytest.raises(PublishError, match="event e1 failed: refused"):
+            receipts[1].result(PATIENCE)
+        assert receipts[2].result(PATIENCE).correlation_key == "e2"
+    bus.names = lambda _event_id: "who?"
+    with client_of(bus) as client, client.open_publisher(TOPIC, timeout=0.05) as publisher:
+        assert "no result within" in str(publisher.send({"n": 4}).exception(PATIENCE))
+    assert "who?" in caplog.text

@@ -35,6 +35,7 @@ from sfpubsub.protocol.commands import (
     OpenPublish,
     Reencode,
     RenewSession,
+    ReportStrangers,
     SendEvents,
     SettleEvents,
     UseSchema,
@@ -195,14 +196,64 @@ def test_unanswered_events_are_resent_in_order():
 
 
 def test_results_are_matched_by_correlation_key():
-    """Results may arrive in any order; those with unknown keys are ignored."""
+    """Results may arrive in any order; those with unknown keys are reported."""
     protocol = proven()
     submit(protocol, 1)
     submit(protocol, 201)
     found = settled(protocol.response(1, ok(event(7), event(3)), 0.0, 0.5))
     assert sorted(found) == [4, 8]
-    found = settled(protocol.response(1, ok(event(1), ProducerEvent("A", b"", "?")), 0.0, 0.5))
-    assert sorted(found) == [2]
+    commands = protocol.response(1, ok(event(1), ProducerEvent("A", b"", "?")), 0.0, 0.5)
+    assert sorted(settled(commands)) == [2]
+    assert commands[0] == ReportStrangers((PublishResult(ReplayId(b"r"), "?"),))
+
+
+def without_keys(*errors: str | None) -> PublishAnswer:
+    """Return a response without correlation keys, with an error for each rejected event."""
+    return PublishAnswer(tuple(PublishResult(None, "", error) for error in errors), "A")
+
+
+def test_results_without_a_key_are_matched_by_their_place_in_the_request():
+    """A result without a correlation key belongs to the event at the same place of the oldest
+    request with as many events; it then has the event's id.
+    """
+    protocol = proven()
+    submit(protocol, 1)  # in a request of its own
+    submit(protocol, 2)
+    protocol.response(1, ok(event(1)), 0.0, 0.5)  # now these two are sent
+    found = settled(protocol.response(1, without_keys(None, "no"), 0.0, 0.5))
+    assert [(ticket, each.correlation_key, each.error) for ticket, each in found.items()] == [
+        (3, "id2", None),
+        (4, "id3", "no"),
+    ]
+    assert protocol.counts().pending == 0
+
+
+def test_a_result_with_a_key_shows_the_request_of_those_without():
+    """Results with and without a key in one response belong to the same request."""
+    protocol = proven()
+    submit(protocol, 1)
+    submit(protocol, 3)
+    protocol.response(1, ok(event(1)), 0.0, 0.5)
+    mixed = PublishAnswer((*without_keys(None).results, *ok(event(3), event(4)).results), "A")
+    assert list(settled(protocol.response(1, mixed, 0.0, 0.5))) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_results_without_a_key_that_match_no_request_are_reported(count: int):
+    """If no request in flight has as many events, or its event at that place already has a result,
+    a result without a key is reported, and the events keep waiting.
+    """
+    protocol = proven()
+    submit(protocol, 1)
+    submit(protocol, 2)
+    protocol.response(1, ok(event(1)), 0.0, 0.5)
+    commands = protocol.response(1, without_keys(*[None] * count), 0.0, 0.5)
+    assert commands == [ReportStrangers(without_keys(*[None] * count).results)]
+    assert protocol.counts().pending == 2
+    protocol.response(1, ok(event(2)), 0.0, 0.5)
+    commands = protocol.response(1, without_keys(None, None), 0.0, 0.5)
+    assert list(settled(commands)) == [4]
+    assert commands[0] == ReportStrangers(without_keys(None).results)
 
 
 def test_events_with_the_same_id_are_settled_separately():

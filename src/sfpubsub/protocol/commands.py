@@ -144,6 +144,13 @@ class SettleEvents:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportStrangers:
+    """Log the results of a response that belong to no event in flight."""
+
+    results: tuple[PublishResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Reencode:
     """Re-encode these events with another schema under the same ids; call `reencoded` for each."""
 
@@ -174,6 +181,7 @@ Command: TypeAlias = (
     | OpenPublish
     | SendEvents
     | SettleEvents
+    | ReportStrangers
     | Reencode
     | UseSchema
 )

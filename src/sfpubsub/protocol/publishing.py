@@ -32,6 +32,7 @@ from sfpubsub.protocol.commands import (
     OpenPublish,
     Reencode,
     RenewSession,
+    ReportStrangers,
     SendEvents,
     SettleEvents,
     UseSchema,
@@ -152,7 +153,8 @@ class PublishProtocol:
         settled: list[tuple[Entry, PublishResult]] = []
         others: list[int] = []
         passing = False
-        for entry, result in self._events.answered(answer.results):
+        matched, strangers = self._events.answered(answer.results)
+        for entry, result in matched:
             if result.ok:
                 settled.append((entry, result))
             elif result.retryable:
@@ -168,6 +170,8 @@ class PublishProtocol:
         else:
             self._pause.reset()
         out: list[Command] = []
+        if strangers:
+            out.append(ReportStrangers(tuple(strangers)))
         if answer.schema_id not in ("", self._schema_id):
             self._schema_id = answer.schema_id
             out.append(UseSchema(answer.schema_id))

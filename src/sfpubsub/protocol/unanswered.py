@@ -3,14 +3,15 @@
 The queue is in submission order: an event that is resent precedes all that were submitted after it.
 A result is matched to its event by the event's id, which is the correlation key. If several events
 in flight have the same id, results are assigned to them in order: by using the same id, the caller
-has declared them to be the same event.
+has declared them to be the same event. A result without a key is matched by its place: the results
+of a response are in the order of its request (Salesforce documentation, Publish RPC).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from sfpubsub.config import EVENT_OVERHEAD, MAX_PUBLISH_BYTES, MAX_PUBLISH_EVENTS
 from sfpubsub.types import ProducerEvent, PublishResult
@@ -30,6 +31,8 @@ class Request:
     sent_at: float
     left: int
     """Number of the request's events that have no result yet."""
+    entries: list[Entry] = field(default_factory=list)
+    """The request's events, in order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -134,34 +137,66 @@ class Unanswered:
             size += entry.size
             entry.attempts += 1
             entry.request = request
+            request.entries.append(entry)
             self._flying.setdefault(entry.event.id, []).append(entry)
             events.append(entry.event)
         request.left = len(events)
         self._requests[request] = None
         return tuple(events)
 
-    def answered(self, results: Iterable[PublishResult]) -> list[tuple[Entry, PublishResult]]:
-        """Match results to the events in flight.
+    def answered(
+        self, results: Sequence[PublishResult]
+    ) -> tuple[list[tuple[Entry, PublishResult]], list[PublishResult]]:
+        """Match the results of one response to the events in flight.
 
         Returns:
-            The events that were not settled before, each with its result.
+            The events that were not settled before, each with its result; and the results that
+            match no event in flight.
         """
-        found: list[tuple[Entry, PublishResult]] = []
+        matched: list[tuple[Entry, PublishResult] | None] = []
+        request: Request | None = None
         for result in results:
             same = self._flying.get(result.correlation_key)
-            if same is None:
-                continue  # no event in flight has this id
-            entry = same.pop(0)
-            if not same:
-                del self._flying[result.correlation_key]
-            request, entry.request = entry.request, None
-            assert request is not None  # noqa: S101  # an event in flight has a request
-            request.left -= 1
-            if not request.left:
-                del self._requests[request]
-            if not entry.settled:
-                found.append((entry, result))
-        return found
+            entry = same[0] if same else None
+            if entry is not None:
+                request = entry.request
+                self._landed(entry)
+            matched.append(None if entry is None else (entry, result))
+        strangers: list[PublishResult] = []
+        if None in matched:
+            request = request or self._oldest_of(len(results))
+            for place, result in enumerate(results):
+                if matched[place] is not None:
+                    continue
+                entry = self._at(request, place, len(results))
+                if result.correlation_key or entry is None:
+                    strangers.append(result)
+                else:
+                    self._landed(entry)
+                    matched[place] = entry, replace(result, correlation_key=entry.event.id)
+        return [each for each in matched if each is not None and not each[0].settled], strangers
+
+    def _oldest_of(self, count: int) -> Request | None:
+        return next((each for each in self._requests if len(each.entries) == count), None)
+
+    def _at(self, request: Request | None, place: int, count: int) -> Entry | None:
+        """Return the event at a place of a request with *count* events, if it is in flight."""
+        if request is None or len(request.entries) != count:
+            return None
+        entry = request.entries[place]
+        return entry if entry.request is request else None
+
+    def _landed(self, entry: Entry) -> None:
+        """Record that an event in flight has a result."""
+        same = self._flying[entry.event.id]
+        same.remove(entry)
+        if not same:
+            del self._flying[entry.event.id]
+        request, entry.request = entry.request, None
+        assert request is not None  # noqa: S101  # an event in flight has a request
+        request.left -= 1
+        if not request.left:
+            del self._requests[request]
 
     def settle(self, entry: Entry) -> None:
         """Remove an event that now has its result, which may be an error."""

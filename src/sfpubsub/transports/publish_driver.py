@@ -6,6 +6,7 @@ retried, and when to give up.
 
 from __future__ import annotations
 
+import logging
 import queue
 import random
 import time
@@ -17,6 +18,7 @@ from sfpubsub.protocol.commands import (
     Command,
     OpenPublish,
     Reencode,
+    ReportStrangers,
     SendEvents,
     SettleEvents,
     UseSchema,
@@ -27,6 +29,8 @@ from sfpubsub.transports.alarm import AlarmClock, Clock
 from sfpubsub.transports.base import Call, Headers, Transport
 from sfpubsub.transports.calls import CallDriver
 from sfpubsub.types import ProducerEvent, PublishCounts, PublishResult
+
+logger = logging.getLogger("sfpubsub.transport")
 
 # Seconds between two looks whether the client was closed, while an event is handed over. That takes
 # microseconds, so nearly every call needs none.
@@ -166,6 +170,13 @@ class PublishDriver(CallDriver[OpenPublish]):
         if isinstance(command, SettleEvents):
             self._settled(command.outcomes)
             self._mailbox.wake()
+        elif isinstance(command, ReportStrangers):
+            logger.warning(
+                "%s: %d publish results belong to no event that waits for one; the first: %s",
+                self._name,
+                len(command.results),
+                command.results[0],
+            )
         elif isinstance(command, UseSchema):
             self._use_schema(command.schema_id)
         elif isinstance(command, Reencode):
