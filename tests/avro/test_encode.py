@@ -5,6 +5,8 @@ invalid value.
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 
 import pytest
 
@@ -199,3 +201,47 @@ def test_created_fields_are_filled_in_only_on_request():
     kept = ORDERS.decode(ORDERS.encode({**short, "CreatedDate": 9}, fill_created=(5, "005y")))
     assert (kept["CreatedDate"], kept["CreatedById"]) == (9, "005y")
     ALL.encode({}, fill_created=(5, "005y"))
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_what_decoding_gives_can_be_published(name):
+    """Values with `datetime` objects, as decoded with ``datetimes=True``, have the same bytes."""
+    codec = Codec("id", schema_text(name))
+    for value in values(name, 20):
+        encoded = payload(name, value)
+        assert codec.encode(codec.decode(encoded, datetimes=True)) == encoded
+
+
+def test_times_and_decimals_are_encoded():
+    """A `datetime` of any time zone and a `Decimal` are accepted where the schema has a time and a
+    number; the caller's value is not changed.
+    """
+    value = {
+        **VALUE,
+        "CreatedDate": datetime(2026, 1, 2, 3, 4, 5, 678_900, timezone(timedelta(hours=1))),
+        "Amount__c": Decimal("12.50"),
+    }
+    found = ORDERS.decode(ORDERS.encode(value))
+    at = datetime(2026, 1, 2, 2, 4, 5, tzinfo=UTC)
+    assert found["CreatedDate"] == round(at.timestamp()) * 1000 + 678
+    assert found["Amount__c"] == 12.5
+    assert isinstance(value["Amount__c"], Decimal)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("CreatedDate", datetime(2026, 1, 2), r"CreatedDate is 2026-01-02.* without a time zone"),
+        ("CreatedDate", Decimal(1), "CreatedDate must be long, not Decimal"),
+        ("City__c", Decimal(1), "City__c must be null or string, not Decimal"),
+        ("City__c", datetime(2026, 1, 2, tzinfo=UTC), "City__c must be null or string"),
+        ("Amount__c", Decimal("1e400"), r"Amount__c is 1E\+400, which is too large for a double"),
+        ("Amount__c", Decimal("sNaN"), "Amount__c is sNaN"),
+    ],
+)
+def test_a_time_or_decimal_that_cannot_be_encoded_names_its_field(field, value, says):
+    """A time without a time zone, a number that is too large, and either of them where the schema
+    has another type are errors.
+    """
+    with pytest.raises(EncodeError, match=says):
+        ORDERS.encode({**VALUE, field: value})

@@ -8,7 +8,10 @@ import time
 
 import pytest
 
+from sfpubsub.auth.session import Session
 from sfpubsub.cli.main import run as run_cli
+from sfpubsub.client.client import PubSubClient
+from sfpubsub.emulator.org.accounts import user_id
 from sfpubsub.errors import EncodeError, PermissionDeniedError
 
 from ..cli.test_cli import point_at
@@ -42,42 +45,49 @@ def published(emulator, connect, count: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("face", ["sync", "asyncio"])
-def test_created_fields_are_filled_only_on_request(face, run_emulator, connect):
-    """Without `created_by`, a missing CreatedDate raises an error.
-
-    With it, missing fields are filled in, given values are kept, and the caller's objects are not
-    modified.
+@pytest.mark.parametrize("given", [None, USER])
+def test_created_fields_are_filled_in(face, given, run_emulator, connect):
+    """Missing created fields are those of the signed-in user, or of `created_by`, and the time of
+    the call. Given values are kept, and the caller's objects are not modified.
     """
     emulator = run_emulator()
     events = [{"City__c": "Bern"}, {"CreatedDate": 5}, {"CreatedById": "005x"}]
-    with pytest.raises(EncodeError, match="CreatedDate"):
-        publish(face, emulator, connect, events)
-    assert emulator.bus.tip() == 0
     before = time.time()
-    publish(face, emulator, connect, events, created_by=USER)
+    publish(face, emulator, connect, events, created_by=given)
     both, date, by = published(emulator, connect, 3)
-    assert (both["CreatedById"], both["City__c"]) == (USER, "Bern")
+    user = given or user_id(1)
+    assert (both["CreatedById"], both["City__c"]) == (user, "Bern")
     for filled in (both, by):
         assert round(before * 1000) <= filled["CreatedDate"] <= round(time.time() * 1000)
-    assert (date["CreatedDate"], date["CreatedById"]) == (5, USER)
+    assert (date["CreatedDate"], date["CreatedById"]) == (5, user)
     assert by["CreatedById"] == "005x"
     assert events == [{"City__c": "Bern"}, {"CreatedDate": 5}, {"CreatedById": "005x"}]
 
 
-def test_command_fills_created_fields_only_on_request(run_emulator, connect, monkeypatch, tmp_path):
-    """With `--created-by`, the command fills in the missing created fields.
-
-    Without it, the command publishes nothing and exits with code 1.
+def test_a_user_that_is_not_known_is_not_made_up(run_emulator, caplog):
+    """If neither the sign-in nor the org names the user, the log says what to give, and events
+    without created fields are refused before anything is sent.
     """
+    emulator = run_emulator()
+    session = Session(emulator.access_token, "http://127.0.0.1:1", emulator.tenant_id)
+    with PubSubClient(session, endpoint=emulator.grpc_target, insecure="1") as client:
+        with pytest.raises(EncodeError, match="CreatedById"):
+            client.publish(TOPIC, [{"City__c": "Bern"}])
+        assert "give created_by" in caplog.text
+        assert client.publish(TOPIC, [{"City__c": "Bern"}], created_by=USER)[0].ok
+    assert emulator.bus.tip() == 1
+
+
+def test_command_fills_in_created_fields(run_emulator, connect, monkeypatch, tmp_path):
+    """The command fills in the signed-in user, or the one of `--created-by`."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     file = tmp_path / "events.jsonl"
     file.write_text(json.dumps({"City__c": "Bern"}))
-    assert run_cli(["publish", TOPIC, "--file", str(file)]) == 1
-    assert emulator.bus.tip() == 0
+    assert run_cli(["publish", TOPIC, "--file", str(file)]) == 0
     assert run_cli(["publish", TOPIC, "--file", str(file), "--created-by", USER]) == 0
-    (value,) = published(emulator, connect, 1)
-    assert (value["CreatedById"], value["City__c"]) == (USER, "Bern")
+    first, second = published(emulator, connect, 2)
+    assert (first["CreatedById"], second["CreatedById"]) == (user_id(1), USER)
 
 
 @pytest.mark.parametrize("face", ["sync", "asyncio"])

@@ -19,14 +19,25 @@ import io
 import json
 import logging
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias
+from datetime import datetime
+from typing import Any
 
 import fastavro
 
 from sfpubsub.avro.compiled import decoder_of
 from sfpubsub.avro.decoder import Unsupported, generate
 from sfpubsub.avro.encoder import Encoder
+from sfpubsub.avro.field_kinds import (
+    Times,
+    converted,
+    fields_of,
+    is_double,
+    is_time,
+    milliseconds,
+    set_datetimes,
+    to_double,
+    to_milliseconds,
+)
 from sfpubsub.avro.guard import check_payload
 from sfpubsub.avro.json import to_json
 from sfpubsub.errors import DecodeError, EncodeError, SchemaError
@@ -35,6 +46,7 @@ logger = logging.getLogger("sfpubsub.client")
 
 CHANGE_EVENT_HEADER = "ChangeEventHeader"
 CREATED_DATE = "CreatedDate"
+CREATED_BY = "CreatedById"
 
 # Maximum nesting of brackets in a schema's text. Salesforce's schemas have about ten levels; the
 # limit protects the recursive parsers that follow.
@@ -43,12 +55,6 @@ MAX_SCHEMA_DEPTH = 100
 # Maximum number of projections that a codec caches. A program needs one for each subscription that
 # reads different fields of the same event. Each has its own generated function of about 50 KiB.
 MAX_PROJECTIONS = 16
-
-# Fields that are times, and fields that contain such fields.
-Times: TypeAlias = "list[tuple[str, Times | None]]"
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Codec:
@@ -94,6 +100,7 @@ class Codec:
         self._compiled: Any = None
         self._fact = CHANGE_EVENT_HEADER if self.is_change_event else CREATED_DATE
         self._times: Times | None = None
+        self._doubles: Times | None = None
         self._only: dict[frozenset[str], Codec] = {}
 
     def only(self, names: frozenset[str]) -> Codec:
@@ -157,7 +164,7 @@ class Codec:
         """
         value = self._decode(payload)[0]
         if datetimes:
-            _set_datetimes(value, self.times)
+            set_datetimes(value, self.times)
         return value
 
     def decode_with_json(self, payload: bytes) -> tuple[dict[str, Any], str]:
@@ -238,8 +245,15 @@ class Codec:
         with a record type and the `Times` of that record.
         """
         if self._times is None:
-            self._times = _times(self._schema, self._named, {})
+            self._times = fields_of(self._schema, self._named, is_time)
         return self._times
+
+    @property
+    def _numbers(self) -> Times:
+        """The fields of type double, including those within records; see `times`."""
+        if self._doubles is None:
+            self._doubles = fields_of(self._schema, self._named, is_double)
+        return self._doubles
 
     def _make_read(self) -> Callable[[bytes], Any]:
         try:
@@ -273,7 +287,9 @@ class Codec:
         """Encode *value* as Avro bytes. A missing field gets its default from the schema.
 
         Args:
-            value: Values by field name. Times are integers, in milliseconds since the epoch.
+            value: Values by field name. Times are integers, in milliseconds since the epoch; where
+                the schema documents a ``DateTime``, a `datetime` with a time zone is accepted as
+                well. Numbers of type double may be `Decimal`.
             fill_created: ``CreatedDate`` (milliseconds since the epoch) and ``CreatedById`` to use
                 if the schema has these fields and *value* lacks them.
 
@@ -284,8 +300,10 @@ class Codec:
         if not isinstance(value, Mapping):
             raise EncodeError(f"{self.name} must be a mapping, not {type(value).__name__}")
         if fill_created is not None:
-            created = dict(zip(("CreatedDate", "CreatedById"), fill_created, strict=True))
+            created = dict(zip((CREATED_DATE, CREATED_BY), fill_created, strict=True))
             value = {**{k: v for k, v in created.items() if k in self.fields}, **value}
+        value = converted(value, self.times, to_milliseconds, self.name)
+        value = converted(value, self._numbers, to_double, self.name)
         return self._encoder.encode(value)
 
     def event_time(self, value: Mapping[str, Any]) -> int | None:
@@ -303,7 +321,7 @@ class Codec:
         else:
             time = value.get(CREATED_DATE)
         if isinstance(time, datetime):  # decoded with datetimes=True
-            return (time - _EPOCH) // _MILLISECOND
+            return milliseconds(time)
         return time if isinstance(time, int) else None
 
     def __repr__(self) -> str:
@@ -381,38 +399,3 @@ def _set_bytes_default(field: dict[str, Any], named: Mapping[str, Any]) -> None:
     kind = kind if isinstance(kind, dict) else named.get(kind, {"type": kind})
     if kind["type"] in ("bytes", "fixed") and isinstance(field.get("default"), str):
         field["default"] = field["default"].encode("latin-1")
-
-
-def _times(schema: Any, named: Mapping[str, Any], known: dict[str, Times]) -> Times:
-    # (field, None) for a time, (field, times in it) for a record. Each record is visited once: the
-    # list of a recursive record contains itself, and a name used twice is not followed twice.
-    found = known.setdefault(schema["name"], [])
-    for field in schema["fields"]:
-        branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
-        if "long" in branches and _documented_type(field) == "DateTime":
-            found.append((field["name"], None))
-        branches = [named.get(kind) if isinstance(kind, str) else kind for kind in branches]
-        records = [kind for kind in branches if kind and kind["type"] == "record"]
-        if len(records) == 1:  # with several, the decoded dict does not show which one it is
-            inside = known.get(records[0]["name"])
-            if inside is None:
-                inside = _times(records[0], named, known)
-            found.append((field["name"], inside))
-    return found
-
-
-def _documented_type(field: Mapping[str, Any]) -> str:
-    # Salesforce puts the type into the doc attribute: CreatedDate:DateTime, Data:Text:00N...
-    return (*str(field.get("doc", "")).split(":"), "", "")[1]
-
-
-def _set_datetimes(record: dict[str, Any], times: Times) -> None:
-    for name, inside in times:
-        value = record.get(name)
-        if inside is None and isinstance(value, int):
-            try:
-                record[name] = _EPOCH + value * _MILLISECOND
-            except OverflowError:
-                continue
-        elif inside is not None and isinstance(value, dict):
-            _set_datetimes(value, inside)

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sfpubsub.avro.arrow_types import TIME, Shape, shape_of
-from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec, Times
+from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec
+from sfpubsub.avro.field_kinds import Times
 from sfpubsub.errors import MissingExtraError, SchemaError
 
 try:

@@ -94,8 +94,7 @@ class Pace:
 @click.option(
     "--created-by",
     metavar="USER_ID",
-    help="Value of CreatedById for lines that omit it. With this option, lines that omit "
-    "CreatedDate get the current time.",
+    help="Value of CreatedById for lines that omit it.  [default: the signed-in user]",
 )
 @click.option(
     "--stream", is_flag=True, help="Use the PublishStream call, with several requests in flight."
@@ -127,9 +126,9 @@ def publish(
     """Publish the events of a JSON Lines file, and print a result for each.
 
     Each line is a JSON object with the fields of the topic's schema; see `sfpubsub schema TOPIC`.
-    It must contain CreatedDate (milliseconds since the epoch) and CreatedById, unless --created-by
-    is used. The optional key "_event" is not a field: it sets the event's id and headers, as in
-    {"_event": {"id": "…", "headers": {"a": "b"}}}.
+    If it omits CreatedById or CreatedDate (milliseconds since the epoch), they are the signed-in
+    user and the current time. The optional key "_event" is not a field: it sets the event's id and
+    headers, as in {"_event": {"id": "…", "headers": {"a": "b"}}}.
 
     Events are sent in the order of the lines, one request at a time. With --stream, several
     requests are in flight, and the service may publish the events in any order. If there is no

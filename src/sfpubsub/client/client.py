@@ -80,10 +80,12 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
         Args:
             topic: Full path, such as ``/event/Order_Event__e``.
             events: For each event, its values by field name. Omitted fields get the schema's
-                default; ``CreatedDate`` (milliseconds since the epoch) and ``CreatedById`` have no
-                default.
-            created_by: User id for events without ``CreatedById``. If it is given, events without
-                ``CreatedDate`` get the time of this call.
+                default; for ``CreatedById`` and ``CreatedDate``, see *created_by*. Values that
+                decoding returns are accepted: a `datetime` with a time zone for a ``DateTime``, and
+                a `Decimal` for a number with decimal places, such as a currency or a percentage.
+            created_by: User id for events without ``CreatedById``; by default, the signed-in user.
+                Events without ``CreatedDate`` get the time of this call. If the user is not known,
+                neither field is filled in.
             timeout: Maximum time to wait for the result of an event, in seconds. It begins shortly
                 before the event is sent, so a long list may take longer.
 

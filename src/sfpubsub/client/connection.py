@@ -16,13 +16,16 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from sfpubsub.auth.http import HttpClient
+from sfpubsub.auth.organisation import user_of
 from sfpubsub.auth.session import CurrentSession, Session, SessionProvider
+from sfpubsub.avro.codec import CREATED_BY
 from sfpubsub.avro.schema_cache import SchemaCache
 from sfpubsub.client.delivery import Delivery
 from sfpubsub.client.options import ClientOptions, SubscribeOptions
 from sfpubsub.client.publishing import Outbound, ReceiptT, Topics
 from sfpubsub.config import PublishLimits, Timings
-from sfpubsub.errors import LocalProtocolError, SessionExpiredError
+from sfpubsub.errors import LocalProtocolError, SessionExpiredError, SfPubSubError
 from sfpubsub.process import CreatorProcess
 from sfpubsub.protocol.publishing import PublishProtocol
 from sfpubsub.protocol.subscription import SubscriptionProtocol
@@ -48,6 +51,10 @@ T = TypeVar("T")
 # How long `close` waits for the threads of ended calls, in seconds; they end within milliseconds.
 CLOSE_TIMEOUT = 5.0
 
+# How long the org may take to name the signed-in user, in seconds; it answers in well under 1 s. If
+# it does not, events can still name their creator.
+_USER_TIMEOUT = 10.0
+
 _open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
@@ -56,6 +63,13 @@ class Connection:
 
     def __init__(self, session: Session | SessionProvider, options: ClientOptions) -> None:
         self._sessions = CurrentSession(session)
+        self._http = HttpClient(
+            ca_file=options.ca_file,
+            proxy=options.proxy,
+            insecure=options.insecure,
+            timeout=_USER_TIMEOUT,
+        )
+        self._user_id: str | None = None  # empty if the org does not name the user
         self._datetimes = options.datetimes
         self.timings = options.timings or Timings()
         self.transport = options.transport or GrpcTransport(
@@ -195,7 +209,9 @@ class Connection:
         """
         self.check_usable()
         schema_id = self._topics.get(topic).schema_id
-        self.schemas.get(schema_id)
+        codec = self.schemas.get(schema_id)
+        if created_by is None and CREATED_BY in codec.fields:
+            created_by = self._user()
 
         def make_driver(outbound: Outbound[ReceiptT]) -> PublishDriver:
             return PublishDriver(
@@ -222,6 +238,19 @@ class Connection:
         )
         self._keep(outbound.driver)
         return outbound
+
+    def _user(self) -> str | None:
+        """Return the id of the signed-in user; None if neither the sign-in nor the org names it."""
+        if self._user_id is None:
+            try:
+                self._user_id = user_of(self._http, self._sessions.get())
+            except SfPubSubError as error:  # asked again for the next publisher
+                logger.warning(
+                    "the org did not name the signed-in user, so give created_by, or CreatedById "
+                    "and CreatedDate in each event: %s",
+                    error,
+                )
+        return self._user_id or None
 
     def _keep(self, driver: CallDriver[Any]) -> None:
         self.check_usable()  # in a forked child, the parent may have held the lock
