@@ -312,11 +312,16 @@ def test_the_token_file_and_the_address_are_shown(run_emulator, monkeypatch, tmp
     assert "came from 127.0.0.1, at" in checks["address"]["detail"]
     stored = json.loads(file.read_text())
     assert stored["refresh_token"] not in str(checks)
+
+
+def test_without_a_token_file_doctor_says_so(run_emulator, monkeypatch, tmp_path, capsys):
+    """If `SFPUBSUB_TOKEN_FILE` is none, `doctor` says what that means."""
+    by_refresh_token(run_emulator(), monkeypatch, tmp_path)
     monkeypatch.setenv("SFPUBSUB_TOKEN_FILE", "none")
-    emulator.accounts.put_app("emulator", refresh_token="another")
-    monkeypatch.setenv("SFPUBSUB_REFRESH_TOKEN", "another")
-    _, checks, _ = examine(capsys)
+    code, checks, _ = examine(capsys)
+    assert code == 0
     assert checks["token file"]["result"] == "skipped"
+    assert "ends with the process" in checks["token file"]["detail"]
 
 
 @pytest.mark.parametrize(
