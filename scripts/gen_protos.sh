@@ -5,19 +5,35 @@
 #   scripts/gen_protos.sh --prepare  only create the generator's environment
 #   scripts/gen_protos.sh --check    exit 1 and print the difference if the committed code is stale
 #
-# grpcio-tools 1.78.0 generates code for protobuf 6.31.1, which works with protobuf 6.31 to 7.x.
-# Newer generators generate code that rejects protobuf 6. The generator is installed in a separate
-# environment, so that its pins do not conflict with those of the project.
+# grpcio-tools 1.62.3 is the last whose code asks for no version of protobuf and grpcio: it works with
+# protobuf 4.25 to 7.x. Code of newer generators rejects whatever is older than they are. There are
+# wheels of it up to Python 3.12. The generator is installed in a separate environment, so that its
+# pins do not conflict with those of the project.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=scripts/environment.sh
+. scripts/environment.sh
 
 tools="${SFPUBSUB_PROTO_ENV:-.venv-proto}"
-pins=(grpcio-tools==1.78.0 grpcio==1.78.0 protobuf==6.33.6)
+pins=(grpcio-tools==1.62.3 grpcio==1.62.3 protobuf==4.25.8 'setuptools<81')
+
+# Creates the generator's environment with the first Python that has wheels of the generator; if the
+# machine has none, uv fetches one.
+create() {
+  local candidate
+  for candidate in python3.11 python3.12 python3 "$(find_python)"; do
+    if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
+      >/dev/null 2>&1; then
+      "$candidate" -m venv --clear "$tools"
+      return
+    fi
+  done
+  "$(find_uv)" venv --quiet --clear --python 3.12 "$tools"
+}
+
 stamp="$tools/.pins"
 if [ "$(cat "$stamp" 2>/dev/null)" != "${pins[*]}" ]; then
-  python3 -m venv --clear "$tools"
-  # shellcheck source=scripts/environment.sh
-  . scripts/environment.sh
+  create
   install "$tools" "${pins[@]}"
   echo "${pins[*]}" >"$stamp"
 fi

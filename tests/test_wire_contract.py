@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
@@ -59,21 +62,30 @@ METHODS = {
     "ManagedSubscribe": ("ManagedFetchRequest", "ManagedFetchResponse", True, True),
 }
 
+# Read as a message, because the attributes of descriptors depend on the version of protobuf.
+FILE = FileDescriptorProto()
+pb.DESCRIPTOR.CopyToProto(FILE)
+
 _SCALARS = {9: S, 12: B, 8: BOOL, 5: I32, 3: I64}  # descriptor.proto, FieldDescriptorProto.Type
 
 
-def type_name(field) -> str:
+def type_name(field: FieldDescriptorProto) -> str:
     """Return the name of a field's type, in brackets if the field is repeated."""
-    named = field.message_type or field.enum_type
-    name = named.name if named else _SCALARS[field.type]
-    return f"[{name}]" if field.is_repeated else name
+    name = last(field.type_name) if field.type_name else _SCALARS[field.type]
+    return f"[{name}]" if field.label == FieldDescriptorProto.LABEL_REPEATED else name
+
+
+def last(full_name: str) -> str:
+    """Return a type's name without its package."""
+    return full_name.rpartition(".")[2]
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_message_has_the_services_fields(name: str):
     """Each message has exactly the service's fields, with the same numbers and types."""
-    fields = pb.DESCRIPTOR.message_types_by_name[name].fields
-    assert [(field.number, field.name, type_name(field)) for field in fields] == MESSAGES[name]
+    (message,) = (each for each in FILE.message_type if each.name == name)
+    found = [(field.number, field.name, type_name(field)) for field in message.field]
+    assert found == MESSAGES[name]
 
 
 def test_there_are_no_other_messages_or_enums():
@@ -93,17 +105,25 @@ def test_the_service_has_its_six_methods():
     """The service's name, its methods, and their message types and streaming directions match the
     contract.
     """
-    service = pb.DESCRIPTOR.services_by_name["PubSub"]
-    assert service.full_name == "eventbus.v1.PubSub"
+    (service,) = FILE.service
+    assert (FILE.package, service.name) == ("eventbus.v1", "PubSub")
     assert {
         method.name: (
-            method.input_type.name,
-            method.output_type.name,
+            last(method.input_type),
+            last(method.output_type),
             method.client_streaming,
             method.server_streaming,
         )
-        for method in service.methods
+        for method in service.method
     } == METHODS
+
+
+def test_the_generated_code_asks_for_no_version():
+    """Platforms pin protobuf and grpcio; code of a newer generator rejects what is older."""
+    for path in Path(pb.__file__).parent.glob("*.py"):
+        text = path.read_text()
+        assert "ValidateProtobufRuntimeVersion" not in text, path
+        assert "GRPC_GENERATED_VERSION" not in text, path
 
 
 def test_the_file_keeps_the_name_that_other_packages_register():

@@ -198,10 +198,11 @@ def test_arrow_has_the_chosen_fields(native):
     for names in (["Phone", "BillingAddress", "Name"], []):
         some = codec.only(frozenset(names))
         (rows,) = record_batches(batch_of(some, *raws), native=native)
-        assert set(rows.column("value").type.names) == some.wanted
+        assert {field.name for field in rows.column("value").type} == some.wanted
         for name in some.wanted:
             assert rows.column("value").field(name) == whole.column("value").field(name)
-        assert rows.drop_columns(["value"]) == whole.drop_columns(["value"])
+        others = [name for name in rows.schema.names if name != "value"]
+        assert rows.select(others) == whole.select(others)
     bare = Codec("id", json.dumps({"type": "record", "name": "R", "fields": [BARE]}))
     (rows,) = record_batches(batch_of(bare.only(frozenset()), b"\x02", b"\x04"), native=native)
     assert rows.column("value") == pa.array([{}, {}], pa.struct([]))

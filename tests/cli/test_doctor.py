@@ -15,6 +15,7 @@ import trustme
 
 from sfpubsub.cli import probes
 from sfpubsub.cli.certificate import certificate_of
+from sfpubsub.cli.holes import HOLES
 from sfpubsub.cli.main import run
 from sfpubsub.cli.probes import NetworkRoute
 from sfpubsub.config import Settings
@@ -75,6 +76,7 @@ def test_all_checks_pass_with_the_emulator(emulator, capsys):
     port = emulator.grpc_target.rpartition(":")[2]
     assert results(checks) == {
         "settings": "ok",
+        "libraries": "ok",
         "name resolution": "ok",
         f"port {port}": "ok",
         "TLS": "skipped",
@@ -90,6 +92,19 @@ def test_all_checks_pass_with_the_emulator(emulator, capsys):
     assert by_name["endpoint"]["source"] == "environment SFPUBSUB_ENDPOINT"
     assert by_name["access_token"]["value"] == "***"
     assert by_name["login_url"]["source"] == "default"
+
+
+def test_a_library_with_a_known_hole_is_a_warning(emulator, monkeypatch, capsys):
+    """An installed version with a known hole is a warning, which names the advisory and the first
+    safe version; the exit code is 0.
+    """
+    monkeypatch.setattr("sfpubsub.cli.doctor.holes", lambda: [(HOLES[0], "1.62.2")])
+    code, checks, _ = examine(capsys)
+    assert code == 0
+    line = checks["libraries"]
+    assert line["result"] == "warning"
+    assert "grpcio 1.62.2 has CVE-2024-7246" in line["detail"]
+    assert line["cure"] == "pip install 'grpcio>=1.65.4'"
 
 
 def test_all_checks_pass_over_tls(run_emulator, monkeypatch, capsys):
@@ -118,7 +133,12 @@ def test_an_untrusted_certificate_is_described(run_emulator, monkeypatch, capsys
 
 # By the check that fails: the results of the checks after it.
 AFTER_FAILURE = {
-    "settings": {"network": "skipped", "sign-in": "skipped", "Pub/Sub API": "skipped"},
+    "settings": {
+        "libraries": "ok",
+        "network": "skipped",
+        "sign-in": "skipped",
+        "Pub/Sub API": "skipped",
+    },
     "endpoint": {"sign-in": "ok", "organisation": "ok", "Pub/Sub API": "skipped"},
     "port 1": {
         "TLS": "skipped",

@@ -87,21 +87,26 @@ class RequestLimit:
 
         watch = self.watch
 
+        def watched(pool: Any) -> Any:
+            if hasattr(pool, "is_watched"):  # prepared by an earlier request
+                return pool
+            kind: Any = pool.ConnectionCls
+
+            class Watched(kind):  # type: ignore[misc]
+                def _new_conn(self) -> socket.socket:
+                    connection: socket.socket = super()._new_conn()
+                    watch(connection)
+                    return connection
+
+            pool.ConnectionCls, pool.is_watched = Watched, True
+            return pool
+
         class Adapter(HTTPAdapter):
             def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
-                pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-                if hasattr(pool, "is_watched"):  # prepared by an earlier request
-                    return pool
-                kind: Any = pool.ConnectionCls
+                return watched(super().get_connection_with_tls_context(*args, **kwargs))
 
-                class Watched(kind):  # type: ignore[misc]
-                    def _new_conn(self) -> socket.socket:
-                        connection: socket.socket = super()._new_conn()
-                        watch(connection)
-                        return connection
-
-                pool.ConnectionCls, pool.is_watched = Watched, True
-                return pool
+            def get_connection(self, *args: Any, **kwargs: Any) -> Any:  # before requests 2.32
+                return watched(super().get_connection(*args, **kwargs))
 
         return Adapter()
 

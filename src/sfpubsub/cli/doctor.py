@@ -18,6 +18,7 @@ from sfpubsub.auth.organisation import identity_of
 from sfpubsub.auth.refresh import RefreshToken
 from sfpubsub.auth.session import CurrentSession, Session, SessionProvider
 from sfpubsub.cli import probes, sign_in_checks
+from sfpubsub.cli.holes import holes
 from sfpubsub.cli.main import NOT_ALLOWED
 from sfpubsub.cli.mirror_checks import ALL_CHANGES, ChannelMembers
 from sfpubsub.cli.params import ManagedName, Topic
@@ -32,7 +33,7 @@ from sfpubsub.rest import OrgReader
 from sfpubsub.spark.mirror.rights import check_rights
 from sfpubsub.tooling import Tooling
 
-Result = Literal["ok", "failed", "skipped"]
+Result = Literal["ok", "warning", "failed", "skipped"]
 
 # The service's own ports (Salesforce documentation, Pub/Sub endpoints).
 _PORTS = (443, 7443)
@@ -47,7 +48,7 @@ _NO_SCHEMA = "A" * 22
 # A mirror retries, but a check needs only one attempt.
 _ONE_TRY = RestTimings(request=10.0, attempts=1)
 
-_COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}
+_COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "yellow"}
 
 
 @click.command()
@@ -86,9 +87,9 @@ def doctor(
 ) -> None:
     """Check everything that a subscription needs, and suggest a fix for each failure.
 
-    The command shows the settings and their sources, without secrets. Then it checks name
-    resolution, ports, TLS, sign-in, organisation and the Pub/Sub API. The exit code is 3 if a check
-    failed.
+    The command warns of installed libraries with known security holes, and shows the settings and
+    their sources, without secrets. Then it checks name resolution, ports, TLS, sign-in,
+    organisation and the Pub/Sub API. The exit code is 3 if a check failed.
     """
     report = _Report(as_json)
     settings = None
@@ -98,6 +99,7 @@ def doctor(
         settings = Settings.load(service)
         report.settings(settings)
         report.add("settings", "ok", "all settings are valid")
+    _check_libraries(report)
     if settings is None:
         report.skip(["network", "sign-in", "Pub/Sub API"], "the settings are not valid")
     else:
@@ -186,6 +188,19 @@ class _Report:
 
 
 # Checks without a session.
+
+
+def _check_libraries(report: _Report) -> None:
+    found = list(holes())
+    for hole, installed in found:
+        report.add(
+            "libraries",
+            "warning",
+            f"{hole.package} {installed} has {hole.advisory}: {hole.about}",
+            f"pip install '{hole.package}>={hole.safe}'",
+        )
+    if not found:
+        report.add("libraries", "ok", "no installed library has a security hole on our list")
 
 
 def _check_network(report: _Report, settings: Settings) -> bool:
