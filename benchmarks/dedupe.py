@@ -168,7 +168,7 @@ def writer(stack: ExitStack, place: Path) -> Any:
     spark = stack.enter_context(spark_session())
     path = place / "table"
     path.mkdir()
-    table = ParquetTable(spark, path, *claim_table(path, [Source("managed", "benchmark")]))
+    table = ParquetTable(spark, path, claim_table(path, [Source("managed", "benchmark")]))
     return lambda batch: table.append(batch, None, NOW)
 
 

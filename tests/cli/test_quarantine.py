@@ -104,7 +104,7 @@ def test_directory_that_is_not_a_quarantine_is_an_error(command, tmp_path, capsy
     assert run(missing) == 2
     assert f"'{table}' does not exist" in capsys.readouterr().err
     table.mkdir()
-    kept = claim_table(table, [Source("topic", TOPIC)])[0] / "_quarantine"
+    kept = claim_table(table, [Source("topic", TOPIC)]) / "_quarantine"
     kept.mkdir()
     assert run(missing) == 1
     said = capsys.readouterr().err

@@ -35,7 +35,6 @@ COMMANDS = {
     "channel": ("sfpubsub.cli.event_channels", "Administer channels of events."),
     "completion": ("sfpubsub.cli.completion", "Set up Tab completion in the shell."),
     "demo": ("sfpubsub.cli.demo", "Run an ingest job against the emulator and kill it midway."),
-    "upgrade": ("sfpubsub.cli.upgrade", "Upgrade an older raw table to the current layout."),
     "derive": ("sfpubsub.cli.tables", "Alias of tables."),
     "doctor": ("sfpubsub.cli.doctor", "Check settings, network, session and permissions."),
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),

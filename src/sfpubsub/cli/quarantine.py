@@ -181,12 +181,12 @@ def _quarantine_at(directory: Path) -> FileQuarantine:
     names = sorted(place.name for place in directory.iterdir())
     foreign = [name for name in names if not _LEFT.search(name)]
     if foreign and not any(map(_ENTRY.fullmatch, names)):
-        from sfpubsub.spark.raw.ownership import local_sidecars
+        from sfpubsub.spark.raw.ownership import local_sidecar
 
-        of_a_table = [place for place in local_sidecars(directory, _OF_A_TABLE) if place.is_dir()]
+        of_a_table = local_sidecar(directory, _OF_A_TABLE)
         raise ConfigurationError(
             f"{directory} is not a quarantine (it contains {foreign[0]!r}): use "
-            f"{of_a_table[0] if of_a_table else 'another directory'}"
+            f"{of_a_table if of_a_table.is_dir() else 'another directory'}"
         )
     return FileQuarantine(directory)
 

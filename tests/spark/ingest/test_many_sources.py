@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,9 +13,7 @@ from sfpubsub.spark import EventWriter, read_sidecar
 from sfpubsub.spark.ingest import key_window
 from sfpubsub.spark.ingest.run_directory import keys_directory
 from sfpubsub.spark.ingest.screening import Part
-from sfpubsub.spark.raw import parquet
 from sfpubsub.spark.raw.rows import EventRows
-from sfpubsub.spark.raw.state import State
 from sfpubsub.types import RawEvent
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import ids_of, read_table
@@ -167,33 +164,3 @@ def test_keys_on_disk_survive_a_change_of_sources(open_writer, monkeypatch):
     writer = open_writer(topic=OTHER)
     assert set(place.glob("*.keys")) == runs
     assert writer.write_parts([part(OTHER, range(21))])[0].rows == 1
-
-
-def test_single_source_table_from_an_older_version_is_resumed(
-    open_writer, table, format_, monkeypatch
-):
-    """An older version's state has one position and no list of sources.
-
-    Such a table resumes at that position and accepts a second source.
-    """
-    told = State.to_json
-
-    def to_json(state: State) -> str:
-        record = json.loads(told(state))
-        positions, _ = record.pop("positions"), record.pop("sources")
-        del record["application"]
-        return json.dumps(record | {"topic": TOPIC, "position": positions.get(TOPIC)})
-
-    def positions_text(positions, after=None) -> str:
-        return json.dumps({"v": 1, "topic": TOPIC, "replay_id": positions[TOPIC].base64()})
-
-    with monkeypatch.context() as older:
-        older.setattr(State, "to_json", to_json)
-        older.setattr(parquet, "_positions_text", positions_text)
-        open_writer(topic=TOPIC).write(batch_of(range(3)))
-    writer = open_writer(topic=[TOPIC, OTHER])
-    assert writer.positions == {TOPIC: replay_id(2)}
-    writer.write_parts([part(TOPIC, range(5)), part(OTHER, [9])])
-    assert ids_of(table, format_) == [f"event-{n}" for n in (0, 1, 2, 3, 4, 9)]
-    writer = open_writer(topic=[TOPIC, OTHER])
-    assert writer.positions == {TOPIC: replay_id(4), OTHER: replay_id(9)}

@@ -21,15 +21,12 @@ from sfpubsub.client.batch import EventBatch
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
 from sfpubsub.spark import EventWriter
 from sfpubsub.spark.raw import parquet
-from sfpubsub.spark.raw.batches import RawBatches
-from sfpubsub.spark.raw.destination import Destination
-from sfpubsub.spark.raw.layout import NEWEST
+from sfpubsub.spark.raw.layout import day_of
 from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.spark.raw.rows import arrow_table, row_of
 from sfpubsub.spark.raw.schema import COMMENTS, SCHEMA
 from sfpubsub.stores.schema_store import FileSchemaStore
 from sfpubsub.types import RawEvent, ReplayId
-from tests.spark.old_tables import as_layout_2
 from tests.spark.sample_events import CODEC, MANAGED, NOW, TOPIC, batch_of, raw_event, replay_id
 
 HOUR = 3600.0
@@ -211,7 +208,7 @@ def test_events_beyond_window_keys_are_looked_up_in_the_table(open_writer, table
     for number in range(4):
         clock.now += 8 * HOUR
         # As left by a write that was killed.
-        (table / f"ingest_date={NEWEST.text_of(clock.now)}").mkdir(exist_ok=True)
+        (table / f"ingest_date={day_of(clock.now)}").mkdir(exist_ok=True)
         assert writer.write(batch_of([raw_event(number, at=clock.now)])).rows == 1
     again = [raw_event(n, at=NOW + (n + 1) * 8 * HOUR) for n in (0, 3, 4, 1, 4)]
     result = writer.write(batch_of(again))
@@ -740,28 +737,3 @@ def test_rows_without_their_schema_are_written_with_a_warning(open_writer, table
     assert open_writer().write_rows(rows).duplicates == 3
     assert "schema-1" not in caplog.text
     assert FileSchemaStore(table.parent / ".orders.sfpubsub" / "_schemas").get("schema-1")
-
-
-def test_table_with_the_old_layout_keeps_it(spark, open_writer, table, clock):
-    """A table with hourly partitions and fewer columns keeps its layout when it is appended to.
-
-    Its rows are read with the columns of the newest layout.
-    """
-    open_writer().write(batch_of(range(3)))
-    writer = open_writer()
-    writer.close()
-    as_layout_2(table)
-    clock.now += HOUR
-    writer = open_writer(org_id="00D000000000001EAA")
-    result = writer.write(batch_of(range(5)))
-    assert (result.rows, result.duplicates) == (2, 3)
-    assert len(list(table.glob("ingest_hour=*"))) == 2
-    assert not list(table.glob("ingest_date=*"))
-    assert ids_of(table) == [f"event-{n}" for n in range(5)]
-    raw = RawBatches(spark, Destination.parse(table, "parquet"))
-    found = raw.after(None)
-    assert [batch.date for batch in found] == ["2026-11-20", "2026-11-21"]
-    rows = raw.rows(found)
-    assert rows.columns == NEWEST.stored.names
-    assert {row["ingest_date"].isoformat() for row in rows.collect()} == {b.date for b in found}
-    assert raw.after(found[0]) == found[1:]

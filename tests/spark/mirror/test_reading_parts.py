@@ -178,9 +178,6 @@ READ = Read(AsOf(7, 3), (AT, 5, 1), AT)
 def test_stored_notes_markers_and_reads_are_restored():
     """Notes of job steps, markers of log pieces, and reads are unchanged after being stored and
     loaded.
-
-    A merge note in an earlier format, without `ids` and with `laid` instead of `applied_seq`, can
-    be loaded too.
     """
     merge = Merge(
         "Account", "object", 1, 2, READ, None, is_last=True, applied_seq=9, at=1.5,
@@ -195,9 +192,6 @@ def test_stored_notes_markers_and_reads_are_restored():
         Sweep("Account", 3, 4, 9, 3.0),
     ):
         assert note_of(note.to_note()) == note
-    old = {name: value for name, value in merge.to_note().items() if name != "ids"}
-    old["laid"] = old.pop("applied_seq")
-    assert note_of(old) == merge
     marker = Marker(
         1, "object", AsOf(7, 3), until=AT, job="750", selected=("Id", "Name"), filled={"Name": 1}
     )
@@ -249,15 +243,11 @@ def test_budget_limits_requests_within_24_hours():
 
 
 def test_id_range_of_a_merge_covers_its_pieces():
-    """A merge's id range is known only if every piece with rows has a lowest and a highest id.
-
-    Otherwise, the merge must look up its records in the table.
-    """
+    """A merge's id range is that of all its pieces; without rows, there is none."""
     one = Marker(1, "object", READ.as_of, size=2, lowest="001C", highest="001D")
     two = replace(one, lowest="001A", highest="001B")
     none = replace(one, size=0, lowest=None, highest=None)
     assert id_range([one, none, two]) == ("001A", "001D")
-    assert id_range([one, replace(two, lowest=None, highest=None)]) is None
     assert id_range([none]) is None
 
 

@@ -14,7 +14,7 @@ from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.frames import column_definitions
 from sfpubsub.spark.raw.iceberg import check_catalog
-from sfpubsub.spark.raw.layout import NEWEST
+from sfpubsub.spark.raw.layout import LAYOUT, STORED
 from sfpubsub.spark.raw.schema import COMMENTS
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.sample_events import NOW, TOPIC, batch_of, replay_id
@@ -40,7 +40,7 @@ def test_a_name_with_a_dot_and_no_slash_is_a_catalog_table(tmp_path: Path, monke
 def test_a_name_that_is_also_an_existing_table_directory_is_rejected(tmp_path: Path, monkeypatch):
     """A catalog name that is also the name of an existing table directory is rejected as ambiguous.
 
-    The error says how to refer to the directory, in which older versions stored the table.
+    The error says how to refer to the directory.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "main.raw.orders" / "_delta_log").mkdir(parents=True)
@@ -103,7 +103,7 @@ def test_a_delta_table_in_a_catalog_keeps_its_guarantees(spark: SparkSession, sc
         f"event-{n}" for n in range(5)
     ]
     assert {field.name: field.metadata.get("comment") for field in rows.schema} == {
-        name: COMMENTS[name] for name in NEWEST.stored.names
+        name: COMMENTS[name] for name in STORED.names
     }
     properties = {
         row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()
@@ -134,7 +134,7 @@ def test_an_existing_empty_delta_table_is_used(spark: SparkSession, schema: str)
     The owner's own columns stay null, even one added between writes.
     """
     table = f"{schema}.orders"
-    columns = column_definitions(NEWEST.stored)
+    columns = column_definitions(STORED)
     spark.sql(f"CREATE TABLE {table} (note STRING, {columns}) USING delta CLUSTER BY (ingest_date)")
     with open_writer(spark, table) as writer:
         writer.write(batch_of(range(2)))
@@ -155,7 +155,7 @@ def test_an_existing_empty_iceberg_table_is_used(spark: SparkSession):
     A table without the required columns is rejected.
     """
     spark.sql("CREATE NAMESPACE IF NOT EXISTS shop.made")
-    columns = column_definitions(NEWEST.stored)
+    columns = column_definitions(STORED)
     spark.sql(f"CREATE TABLE shop.made.orders (note STRING, {columns}) USING iceberg")
     options = {"format": "iceberg", "topic": TOPIC, "clock": lambda: NOW}
     with EventWriter(spark, "shop.made.orders", **options) as writer:
@@ -190,7 +190,7 @@ def test_an_existing_table_with_other_columns_is_rejected(
     The error names the column.
     """
     table = f"{schema}.orders"
-    columns = column_definitions(NEWEST.stored).replace(*change)
+    columns = column_definitions(STORED).replace(*change)
     spark.sql(f"CREATE TABLE {table} ({columns}) USING delta")
     with pytest.raises(ConfigurationError, match=reason):
         open_writer(spark, table)
@@ -201,7 +201,7 @@ def test_an_existing_table_with_other_columns_is_rejected(
 def test_a_table_with_rows_from_another_writer_is_rejected(spark: SparkSession, schema: str):
     """A table containing rows that sfpubsub did not write is rejected, even if its columns fit."""
     table = f"{schema}.orders"
-    spark.sql(f"CREATE TABLE {table} ({column_definitions(NEWEST.stored)}) USING delta")
+    spark.sql(f"CREATE TABLE {table} ({column_definitions(STORED)}) USING delta")
     spark.sql(f"INSERT INTO {table} (event_id) VALUES ('x')")
     with pytest.raises(ConfigurationError, match="has rows that sfpubsub did not write"):
         open_writer(spark, table)
@@ -214,14 +214,16 @@ def test_a_newer_layout_can_be_read_but_not_written(spark: SparkSession, schema:
     with open_writer(spark, table) as writer:
         writer.write(batch_of(range(2)))
         state = writer._table._state
-    text = state.to_json().replace('"sfpubsub": 3', '"sfpubsub": 4')
+    text = state.to_json().replace(f'"sfpubsub": {LAYOUT}', f'"sfpubsub": {LAYOUT + 1}')
     location = spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]["location"]
     # Delta skips a commit that has neither rows nor a transaction number.
     options = {"userMetadata": text, "txnAppId": "newer", "txnVersion": "1"}
     empty = spark.table(table).limit(0).write.format("delta").mode("append")
     empty.options(**options).save(location)
     spark.sql(f"ALTER TABLE {table} ADD COLUMNS (novelty STRING)")
-    with pytest.raises(ConfigurationError, match="layout 4, which a newer version of sfpubsub"):
+    with pytest.raises(
+        ConfigurationError, match=f"layout {LAYOUT + 1}, which a newer"
+    ):
         open_writer(spark, table)
     raw = RawBatches(spark, Destination.parse(table, "delta"))
-    assert raw.rows(raw.after(None)).columns == NEWEST.stored.names
+    assert raw.rows(raw.after(None)).columns == STORED.names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from sfpubsub.errors import ConfigurationError, OtherOrgError
 from sfpubsub.spark.raw import ownership
 from sfpubsub.spark.raw.destination import Destination, check_format
+from sfpubsub.spark.raw.layout import LAYOUT
 from sfpubsub.spark.raw.ownership import (
     check_destination,
     claim_table,
@@ -135,18 +137,27 @@ def test_an_interrupted_first_start_does_not_block_the_next(tmp_path: Path):
 
 def test_a_table_of_a_newer_layout_is_not_written(tmp_path: Path):
     """A table of a newer layout is rejected, because its new columns would silently stay empty."""
-    (tmp_path / "_table.json").write_text('{"layout": 4, "format": "parquet", "topic": "x"}')
-    with pytest.raises(ConfigurationError, match="layout 4, which a newer version of sfpubsub"):
+    claim_table(tmp_path, TOPIC)
+    file = tmp_path / "_table.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "layout": LAYOUT + 1}))
+    with pytest.raises(ConfigurationError, match=f"layout {LAYOUT + 1}, which a newer version"):
         check_destination(tmp_path, TOPIC)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"layout": 0, "format": "parquet", "topic": "x"}', "{}"]
+    ("text", "reason"),
+    [
+        ("", "cannot be read"),
+        ("[]", "cannot be read"),
+        ("{}", "cannot be read"),
+        ('{"layout": 1, "sources": [], "id": "x"}', "cannot be read"),
+        ('{"layout": 0, "sources": [["topic", "x"]], "id": "x"}', "unknown layout 0"),
+    ],
 )
-def test_an_unreadable_table_identity_is_rejected(tmp_path: Path, text: str):
+def test_an_unreadable_table_identity_is_rejected(tmp_path: Path, text: str, reason: str):
     """A damaged `_table.json` raises an error and is not replaced."""
     (tmp_path / "_table.json").write_text(text)
-    with pytest.raises(ConfigurationError, match=r"version of sfpubsub cannot use"):
+    with pytest.raises(ConfigurationError, match=reason):
         check_destination(tmp_path, TOPIC)
 
 
@@ -221,15 +232,6 @@ def test_a_new_source_needs_an_existing_one_to_join_a_table(tmp_path: Path):
     claim_table(tmp_path, [other, *TOPIC])
     claim_table(tmp_path, [other])
     assert sources_of(tmp_path) == (*TOPIC, other)
-
-
-def test_a_single_source_table_of_an_older_version_accepts_another(tmp_path: Path):
-    """A table whose old `_table.json` names a single source accepts a second source."""
-    text = '{"layout": 2, "format": "parquet", "topic": "/event/A__e"}'
-    (tmp_path / "_table.json").write_text(text)
-    (tmp_path / "_position").write_text("")
-    claim_table(tmp_path, [*TOPIC, Source("managed", "S")])
-    assert sources_of(tmp_path) == (*TOPIC, Source("managed", "S"))
 
 
 def test_missing_directories_are_created(tmp_path: Path):

@@ -15,7 +15,7 @@ from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
 from sfpubsub.spark import EventWriter
 from sfpubsub.spark.ingest.dedupe import KEPT
 from sfpubsub.spark.raw import logged
-from sfpubsub.spark.raw.layout import NEWEST
+from sfpubsub.spark.raw.layout import STORED
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import ids_of, read_table
@@ -91,7 +91,7 @@ def test_every_reader_sees_each_event_once_with_all_columns(spark, open_writer, 
     rows = read_table(table, TABLE_FORMAT)
     assert rows["event_id"].to_pylist() == events(6)
     assert rows["ingest_seq"].to_pylist() == list(range(6))
-    assert rows.column_names == NEWEST.stored.names
+    assert rows.column_names == STORED.names
     assert set(rows["ingest_date"].to_pylist()) == {date(2026, 11, 20), date(2026, 11, 21)}
     assert rows["batch"].to_pylist()[3:] == ["b" + "3".zfill(19)] * 3
     assert ids_by_spark(spark, table) == events(6)

@@ -1,4 +1,4 @@
-"""Sidecar files are stored beside the table's directory, and are moved out of an older table."""
+"""Sidecar files are stored beside the table's directory."""
 
 from __future__ import annotations
 
@@ -11,22 +11,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark import EventWriter, read_sidecar
-from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.raw import destination, sidecar_paths
 from sfpubsub.spark.raw.destination import Destination
-from sfpubsub.spark.raw.layout import NEWEST
-from sfpubsub.spark.raw.ownership import check_destination, claim_table, local_sidecars
-from sfpubsub.spark.raw.sidecar_paths import COMMITS_NAME, GAPS_NAME, SCHEMAS_NAME, SIDECARS
+from sfpubsub.spark.raw.ownership import check_destination, claim_table
 from sfpubsub.spark.raw.sources import Source
-from sfpubsub.stores.schema_store import FileSchemaStore
-from tests.spark.old_tables import as_layout_2
-from tests.spark.readers import ids_of
-from tests.spark.sample_events import SCHEMA_JSON, batch_of
 from tests.spark.sample_events import TOPIC as TOPIC_NAME
 
 TOPIC = (Source("topic", TOPIC_NAME),)
@@ -39,38 +29,13 @@ def table(tmp_path: Path) -> Path:
     return made
 
 
-def downgrade_to_layout_1(table: Path) -> None:
-    """Convert a table to layout 1, which keeps all sidecars inside the table's directory."""
-    place = table.parent / f".{table.name}.sfpubsub"
-    identity = json.loads((table / "_table.json").read_text())
-    (table / "_table.json").write_text(json.dumps({**identity, "layout": 1}))
-    for name in SIDECARS:
-        make_directory(place / name)
-        os.rename(place / name, table / name)
-    shutil.rmtree(place)
-    (table / "_staging" / "b0.dead").mkdir(parents=True)
-    (table / "_staging" / "b0.dead" / "part-0.parquet").write_text("PAR1 and then")
-
-
-def sidecar_texts(table: Path) -> dict[str, str]:
-    """Return the text of each sidecar file by name, asserting that no file is found twice."""
-    found = [
-        (f"{name}/{file.name}", file.read_text())
-        for name in SIDECARS
-        for place in local_sidecars(table, name)
-        for file in sorted(place.glob("*"))
-    ]
-    assert len(found) == len(dict(found))
-    return dict(found)
-
-
 def test_a_new_parquet_table_contains_no_sidecars(table: Path):
     """A new Parquet table's sidecars are in a hidden directory beside it, even if it is opened
     through a link.
 
     A Delta table's sidecars are inside the table.
     """
-    place, _ = claim_table(table, TOPIC)
+    place = claim_table(table, TOPIC)
     assert place == table.parent / ".orders.sfpubsub"
     assert [path.name for path in table.iterdir()] == ["_table.json"]
     link = table.parent / "elsewhere" / "link"
@@ -103,24 +68,6 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
         monkeypatch.setattr(os, name, dying(getattr(os, name)))
 
 
-def old_table(table: Path, *, both: bool) -> dict[str, str]:
-    """Create a layout 1 table with sidecars, and return the text of each sidecar file by name.
-
-    If *both* is true, some sidecars are also in their new place.
-    """
-    place, _ = claim_table(table, TOPIC)
-    for name in SIDECARS:
-        make_directory(place / name)
-        (place / name / "a.json").write_text(f"{name} a")
-    downgrade_to_layout_1(table)
-    (table / "ingest_hour=2026-11-20-23").mkdir()
-    if both:  # like a stream that uses the old path, or the new one too early
-        for name in (SCHEMAS_NAME, GAPS_NAME):
-            make_directory(place / name)
-            (place / name / "b.json").write_text(f"{name} b")
-    return sidecar_texts(table)
-
-
 def claim_completes(table: Path, step: int) -> bool:
     """Claim a table with a kill at *step*; return whether that step was never reached."""
     with pytest.MonkeyPatch.context() as patch:
@@ -144,63 +91,12 @@ def test_a_new_table_survives_a_kill_at_any_step(tmp_path: Path):
     """A start that is killed at any step while it creates the table does not block the next one."""
     for table, step in tables(tmp_path):
         survived = claim_completes(table, step)
-        place, _ = claim_table(table, TOPIC)
+        place = claim_table(table, TOPIC)
         assert place.is_dir()
-        assert json.loads((table / "_table.json").read_text())["layout"] == 3
+        assert json.loads((table / "_table.json").read_text())["layout"] == 1
         if survived:
             assert step > 10
             return
-
-
-@pytest.mark.parametrize("both", [False, True])
-def test_moving_the_sidecars_of_an_old_table_survives_a_kill_at_any_step(
-    tmp_path: Path, both: bool
-):
-    """After a kill at any step all sidecars can be read, and the next start completes the move."""
-    for table, step in tables(tmp_path):
-        before = old_table(table, both=both)
-        survived = claim_completes(table, step)
-        assert sidecar_texts(table) == before, f"after a kill before step {step}"
-        place, _ = claim_table(table, TOPIC)
-        assert sidecar_texts(table) == before
-        left = {path.name for path in table.iterdir()}
-        # A kill before the rename may leave a temporary file of the identity.
-        assert {name for name in left if not name.endswith(".tmp")} == {
-            "_table.json",
-            "ingest_hour=2026-11-20-23",
-        }
-        assert sorted(path.name for path in (place / COMMITS_NAME).iterdir()) == ["a.json"]
-        assert json.loads((table / "_table.json").read_text())["layout"] == 2
-        if survived:
-            assert step > 20
-            return
-
-
-def test_an_old_table_resumes_and_its_sidecars_stay_readable(spark: SparkSession, tmp_path: Path):
-    """After an upgrade, the table resumes at its position, and new rows keep the old partitioning.
-
-    Its sidecars can be read both before and after they are moved out of the table.
-    """
-    table = tmp_path / "orders"
-    place = Destination.parse(table, "parquet")
-    with EventWriter(spark, table, topic=TOPIC_NAME) as writer:
-        writer.write(batch_of(range(3)))
-        sidecars = Sidecars(spark, place)
-        sidecars.open()
-        sidecars.keep_schemas({"schema-1": SCHEMA_JSON})
-    as_layout_2(table)
-    downgrade_to_layout_1(table)
-
-    def ids() -> list[str]:
-        return [row["schema_id"] for row in read_sidecar(spark, table, "schemas").collect()]
-
-    assert ids() == ["schema-1"]
-    with EventWriter(spark, table, topic=TOPIC_NAME) as writer:
-        assert (writer.write(batch_of(range(5))).rows, writer.position is not None) == (2, True)
-    assert ids() == ["schema-1"]
-    assert FileSchemaStore(place.sidecar_directory / SCHEMAS_NAME).get("schema-1") is not None
-    assert ids_of(table, "parquet") == [f"event-{n}" for n in range(5)]
-    assert not [path for path in table.rglob("*.parquet") if "ingest_hour=" not in str(path)]
 
 
 def test_a_chosen_staging_directory_is_stored_in_the_table(table: Path, tmp_path: Path):
@@ -209,16 +105,16 @@ def test_a_chosen_staging_directory_is_stored_in_the_table(table: Path, tmp_path
     Another directory is rejected until the sidecars have been moved there.
     """
     other = tmp_path / "other"
-    place, _ = claim_table(table, TOPIC, other)
+    place = claim_table(table, TOPIC, other)
     assert place == other / ".orders.sfpubsub"
     assert Destination.parse(table, "parquet").sidecar_directory == place
-    assert claim_table(table, TOPIC) == (place, NEWEST)
+    assert claim_table(table, TOPIC) == place
     third = tmp_path / "third"
     with pytest.raises(ConfigurationError, match=f"are in {place}: omit --staging"):
         check_destination(table, TOPIC, staging=third)
     third.mkdir()
     os.rename(place, third / place.name)
-    assert claim_table(table, TOPIC, third)[0] == third / place.name
+    assert claim_table(table, TOPIC, third) == third / place.name
     assert Destination.parse(table, "parquet").sidecar_directory == third / place.name
 
 

@@ -13,7 +13,7 @@ from sfpubsub.client.batch import EventBatch
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.destination import Destination
-from sfpubsub.spark.raw.ownership import local_sidecars
+from sfpubsub.spark.raw.ownership import local_sidecar
 from sfpubsub.spark.tables.engine import EventTables, StepReport
 from sfpubsub.spark.tables.reading import read_typed, read_undecodable
 from sfpubsub.stores.schema_store import FileSchemaStore
@@ -54,7 +54,7 @@ class Raw:
         """Directory of the raw table's schema store."""
         if self.format == "parquet":
             return self.path.parent / f".{self.path.name}.sfpubsub" / "_schemas"
-        return local_sidecars(self.path, "_schemas")[0]
+        return local_sidecar(self.path, "_schemas")
 
     @property
     def store(self) -> FileSchemaStore:

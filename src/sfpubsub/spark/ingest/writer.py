@@ -532,5 +532,5 @@ def _open_table(
         )
     if place.local is None:
         raise AssertionError("a parquet table must be a local directory")
-    sidecars, layout = claim_table(place.local, sources, place.staging, org_id)
-    return ParquetTable(spark, place.local, sidecars, layout)
+    sidecars = claim_table(place.local, sources, place.staging, org_id)
+    return ParquetTable(spark, place.local, sidecars)

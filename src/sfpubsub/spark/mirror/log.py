@@ -88,9 +88,7 @@ class Marker:
     """
     lowest: str | None = None
     highest: str | None = None
-    """Lowest and highest id of the records in this piece; None if it has no rows, or was written by
-    an earlier version.
-    """
+    """Lowest and highest id of the records in this piece; None if it has no rows."""
     total: int | None = None
     """Approximate number of records of the object; None if not counted."""
     piece: int = 0
@@ -226,14 +224,10 @@ def rows_in(file: bytes) -> Iterator[pa.Table]:
 def id_range(pieces: Iterable[Marker]) -> tuple[str, str] | None:
     """Return the lowest and the highest record id in *pieces*.
 
-    Return None if the pieces have no rows, or if one of them was written by an earlier version
-    of sfpubsub that did not record the range.
+    Return None if the pieces have no rows.
     """
-    ids: list[str] = []
-    for piece in pieces:
-        if piece.size and (piece.lowest is None or piece.highest is None):
-            return None
-        ids += [each for each in (piece.lowest, piece.highest) if each is not None]
+    both = (each for piece in pieces for each in (piece.lowest, piece.highest))
+    ids = [each for each in both if each is not None]
     return (min(ids), max(ids)) if ids else None
 
 

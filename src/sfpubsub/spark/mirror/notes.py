@@ -135,12 +135,10 @@ def subject_of(note: Note) -> str:
 def note_of(found: Mapping[str, Any]) -> Note:
     """Convert a dictionary stored in a step's plan (`StepPlan.note`) to a note."""
     values = {name: value for name, value in found.items() if name != "do"}
-    if "laid" in values:  # the key's name in targets that an earlier version wrote
-        values["applied_seq"] = values.pop("laid")
     if found["do"] == "merge":
         values["read"] = _read_of(values["read"])
         values["selected"] = tuple(values["selected"])
-        values["ids"] = tuple(values["ids"]) if values.get("ids") else None
+        values["ids"] = None if values["ids"] is None else tuple(values["ids"])
         values["newest"] = None if values["newest"] is None else _read_of(values["newest"])
         return Merge(**values)
     if found["do"] == "ask":

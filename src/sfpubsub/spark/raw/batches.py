@@ -12,22 +12,19 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.raw.destination import Destination, check_raw_table
-from sfpubsub.spark.raw.frames import in_newest_layout, spark_schema
-from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, layout_with
+from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.raw.layout import PARTITION, PREFIX, STORED
 from sfpubsub.spark.raw.lineage import Moves, lineage_of
 from sfpubsub.spark.raw.ownership import BATCH_PREFIX, table_id
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import BATCH_COLUMN
 from sfpubsub.spark.runtime.runtimes import check_file_system
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
-
-# Length of the date in the text of an ``ingest_hour`` or ``ingest_date``.
-_DATE = len("2026-11-20")
 
 
 @dataclass(frozen=True, order=True)
@@ -40,7 +37,7 @@ class RawBatch:
 
 
 class RawBatches:
-    """The batches of one raw table of any layout. Not thread-safe.
+    """The batches of one raw table. Not thread-safe.
 
     Args:
         spark: Session used for reading.
@@ -145,34 +142,33 @@ class RawBatches:
         return sorted(batch for batch in found if batch.id in ids)
 
     def rows(self, batches: Sequence[RawBatch], version: str | None = None) -> DataFrame:
-        """Return the rows of some batches, with exactly the columns of the newest layout.
+        """Return the rows of some batches, with exactly the columns `layout.STORED`.
 
         Rows that were removed from the table are missing.
-
-        These columns are `sfpubsub.spark.raw.schema.SCHEMA`, ``ingest_date`` and ``batch``.
 
         Args:
             batches: At least one batch.
             version: Version of the table; the newest by default.
         """
         if self._table.format == "parquet":
-            return in_newest_layout(self._files_of(batches))
+            return self._files_of(batches).select(*STORED.names)
         frame = self._frame(version)
-        layout = layout_with(frame.columns)
         dates, ids = {batch.date for batch in batches}, [batch.id for batch in batches]
-        wanted = frame[BATCH_COLUMN].isin(*ids) & _between(frame, layout, min(dates), max(dates))
-        return in_newest_layout(frame.where(wanted))
+        # Spark reads only the partitions of these days.
+        days = frame[PARTITION].between(
+            *(f.lit(day).cast("date") for day in (min(dates), max(dates)))
+        )
+        return frame.where(frame[BATCH_COLUMN].isin(*ids) & days).select(*STORED.names)
 
     def _files_of(self, batches: Sequence[RawBatch]) -> DataFrame:
         if any(batch.id not in self._paths for batch in batches):
             self._list_once(min(batches))
         paths = [self._paths[batch.id] for batch in batches if batch.id in self._paths]
         if not paths:  # the rows were removed, which the caller finds out by counting them
-            return self._spark.createDataFrame([], spark_schema(NEWEST.stored))
-        layout = next(layout for layout in LAYOUTS.values() if f"/{layout.prefix}" in paths[0])
+            return self._spark.createDataFrame([], spark_schema(STORED))
         reader = self._spark.read.options(**EXACT_PATHS)
         reader = reader.option("basePath", self._table.url)
-        return reader.schema(spark_schema(layout.stored)).parquet(*paths)
+        return reader.schema(spark_schema(STORED)).parquet(*paths)
 
     def _listed(self, last: RawBatch | None) -> list[RawBatch]:
         # A slow listing can miss a batch that is published while it runs, and still contain a later
@@ -186,10 +182,9 @@ class RawBatches:
         root = self._table.address
         found = []
         for directory in os.listdir(root):
-            prefix = next((prefix for prefix in PREFIXES if directory.startswith(prefix)), None)
-            if prefix is None:
+            if not directory.startswith(PREFIX):
                 continue
-            date = directory.removeprefix(prefix)[:_DATE]
+            date = directory.removeprefix(PREFIX)
             if last is not None and date < last.date:
                 continue  # an earlier partition has only earlier batches
             for name in os.listdir(os.path.join(root, directory)):
@@ -201,11 +196,9 @@ class RawBatches:
 
     def _queried(self, last: RawBatch | None, version: str | None) -> list[RawBatch]:
         frame = self._frame(version)
-        layout = layout_with(frame.columns)
         if last is not None:
-            frame = frame.where(
-                _between(frame, layout, last.date, None) & (frame[BATCH_COLUMN] > last.id)
-            )
+            frame = frame.where(frame[PARTITION] >= f.lit(last.date).cast("date"))
+            frame = frame.where(frame[BATCH_COLUMN] > last.id)
         return _batches(frame)
 
     def _frame(self, version: str | None) -> DataFrame:
@@ -226,23 +219,7 @@ class RawBatches:
 
 
 def _batches(frame: DataFrame) -> list[RawBatch]:
-    """Return the distinct batches that the rows in *frame* belong to, in no particular order.
-
-    The rows may have any layout.
-    """
-    day = f.substring(frame[layout_with(frame.columns).partition].cast("string"), 1, _DATE)
+    """Return the distinct batches that the rows in *frame* belong to, in no particular order."""
+    day = frame[PARTITION].cast("string")
     found = frame.select(BATCH_COLUMN, day.alias("date")).distinct().collect()
     return [RawBatch(row[BATCH_COLUMN], row["date"]) for row in found]
-
-
-def _between(frame: DataFrame, layout: Layout, first: str, last: str | None) -> Column:
-    """Return a condition that limits rows to the partitions of the days *first* to *last*.
-
-    If *last* is None, there is no upper limit. Spark reads only the partitions of these days.
-    """
-    column = frame[layout.partition]
-    from_day = f.lit(first).cast("date") if layout is NEWEST else f.lit(first)
-    if last is None:
-        return column >= from_day
-    to_day = f.lit(last).cast("date") if layout is NEWEST else f.lit(f"{last}-23")
-    return column.between(from_day, to_day)

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.frames import column_definitions, sql_text
-from sfpubsub.spark.raw.layout import Layout, layout_with
+from sfpubsub.spark.raw.layout import PARTITION, STORED
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.state import APPLICATION, State
@@ -68,13 +68,10 @@ class DeltaTable(LoggedTable):
         with active_session(self._spark):  # reading the numbers may run Spark jobs
             numbers = snapshot.transactions()
             names = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(numbers)
-            ours = [str(name) for name in names if str(name).startswith(APPLICATION)]
-        if not ours:
+        if not any(str(name) == APPLICATION for name in names):
             return self._adopted(self._rows())
-        application = min(ours)
-        number = int(numbers.get(application).get())
-        first = State.first(self._sources, self._writer, layout_with(self._rows().columns))
-        return self._from_rows(replace(first, number=number, application=application))
+        number = int(numbers.get(APPLICATION).get())
+        return self._from_rows(replace(State.first(self._sources, self._writer), number=number))
 
     def _find(self) -> bool:
         """Return whether the table exists; for a catalog table, also find its location.
@@ -101,11 +98,11 @@ class DeltaTable(LoggedTable):
         self._url = str(found["location"])
         return True
 
-    def _create(self, layout: Layout) -> None:
+    def _create(self) -> None:
         """Create an empty catalog table, unless it already exists, and find its location."""
         self._spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {self.place.in_sql} ({column_definitions(layout.stored)}) "
-            f"USING delta PARTITIONED BY ({layout.partition})"
+            f"CREATE TABLE IF NOT EXISTS {self.place.in_sql} ({column_definitions(STORED)}) "
+            f"USING delta PARTITIONED BY ({PARTITION})"
             + (f" TBLPROPERTIES ({self._pairs})" if self._properties else "")
         )
         self._find()
@@ -158,13 +155,13 @@ class DeltaTable(LoggedTable):
         try:
             is_new = not self._exists
             if is_new and self.place.in_catalog:
-                self._create(state.layout)
+                self._create()
             writer = frame.write.format("delta").mode("append").options(**self._options(state))
             if self.place.in_catalog:
                 writer.saveAsTable(self.place.in_sql)
             # The first commit creates the table: SQL cannot create one in an existing directory.
             elif is_new:
-                writer = writer.partitionBy(state.layout.partition).options(**self._properties)
+                writer = writer.partitionBy(PARTITION).options(**self._properties)
                 writer.save(self._url)
                 self._set_properties()
             else:
@@ -193,7 +190,7 @@ class DeltaTable(LoggedTable):
         number in the complete state of the table. After each commit, Delta recomputes that state
         with three Spark jobs, whereas the write itself needs only one job.
         """
-        spark, application = self._spark, state.application
+        spark = self._spark
         delta = "org.apache.spark.sql.delta"
         nothing = java_class(spark, "scala.Option").empty()
         empty = java_class(spark, "scala.Predef").Map().empty()
@@ -201,11 +198,11 @@ class DeltaTable(LoggedTable):
         with active_session(spark):
             log, session = self._log(), spark._jsparkSession
             transaction = log.startTransaction()
-            if transaction_number(spark, transaction.snapshot(), application) >= state.number:
+            if transaction_number(spark, transaction.snapshot(), APPLICATION) >= state.number:
                 return
             # Register the read of the number, as Delta's writer does. Then a concurrent commit with
             # this application id is a conflict.
-            transaction.readTxn().addOne(application)
+            transaction.readTxn().addOne(APPLICATION)
             given = empty
             for name, value in self._options(state).items():
                 given = given.updated(name, value)
@@ -222,18 +219,10 @@ class DeltaTable(LoggedTable):
             )
             transaction.commit(actions, operation)
 
-    def _replace(self, frame: DataFrame, state: State) -> None:
-        writer = frame.write.format("delta").mode("overwrite").options(**self._options(state))
-        writer = writer.option("overwriteSchema", "true").partitionBy(state.layout.partition)
-        if self.place.in_catalog:
-            writer.saveAsTable(self.place.in_sql)
-        else:
-            writer.save(self._url)
-
     def _options(self, state: State) -> dict[str, str]:
         return {
             "userMetadata": state.to_json(),
-            "txnAppId": state.application,
+            "txnAppId": APPLICATION,
             "txnVersion": str(state.number),
         }
 

@@ -1,4 +1,4 @@
-"""Convert Arrow data to Spark DataFrames, and rows of any layout to the newest layout.
+"""Convert Arrow data to Spark DataFrames.
 
 PySpark normally sends Arrow data to the JVM through a socket. Reading the data from a temporary
 Parquet file takes about half the time (100,000 events: 0.4 s instead of 0.9 s). The executors must
@@ -17,12 +17,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.paths import file_url
 from sfpubsub.spark.raw.schema import COMMENTS
 from sfpubsub.spark.raw.table import StoredRow
@@ -31,13 +30,6 @@ from sfpubsub.spark.runtime.session import frame_of_rows
 # Average size of the rows in one task on a cluster, in bytes. Spark rejects tasks above 128 MiB
 # (spark.rpc.message.maxSize); the margin allows for rows of different sizes.
 _TASK_BYTES = 32 * 1024 * 1024
-
-# The header of a change event in its JSON, for tables whose layout has no column for it.
-_HEADER_IN_JSON = (
-    "ChangeEventHeader STRUCT<entityName STRING, recordIds ARRAY<STRING>, changeType STRING, "
-    "changeOrigin STRING, transactionKey STRING, sequenceNumber BIGINT, commitTimestamp BIGINT, "
-    "commitNumber BIGINT, commitUser STRING>"
-)
 
 _ROWS_OF_A_PIECE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -96,57 +88,10 @@ def sql_text(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def in_newest_layout(rows: DataFrame, *, others: bool = False) -> DataFrame:
-    """Convert rows of a raw table of any layout to the columns of the newest layout.
-
-    Missing columns are null, except that headers of change events are taken from ``payload_json``,
-    and the day of writing is taken from ``ingest_hour``.
-
-    Args:
-        rows: Rows of a raw table, with its stored columns.
-        others: Whether to keep columns that are in no layout.
-    """
-    columns = set(rows.columns)
-    wanted = []
-    for field in spark_schema(NEWEST.stored):
-        name, kind = field.name, field.dataType
-        if name in columns:
-            wanted.append(f.col(name))
-        elif name == NEWEST.partition:
-            day = f.substring("ingest_hour", 1, len("2026-11-20"))
-            wanted.append(day.cast("date").alias(name))
-        elif name == "change_header":
-            wanted.append(_header_of_json().alias(name))
-        else:
-            wanted.append(f.lit(None).cast(kind).alias(name))
-    if others:
-        known = {*NEWEST.stored.names, "ingest_hour"}
-        wanted += [f.col(name) for name in rows.columns if name not in known]
-    return rows.select(*wanted)
-
-
 def with_comments(rows: DataFrame) -> DataFrame:
     """Add the comments in `COMMENTS` to the columns."""
     return rows.select(
         [f.col(n).alias(n, metadata={"comment": COMMENTS.get(n, "")}) for n in rows.columns]
-    )
-
-
-def _header_of_json() -> Column:
-    header = f.from_json("payload_json", _HEADER_IN_JSON)["ChangeEventHeader"]
-    return f.when(
-        f.col("event_name").endswith("ChangeEvent") & header["changeType"].isNotNull(),
-        f.struct(
-            header["entityName"].alias("entity_name"),
-            header["recordIds"].alias("record_ids"),
-            header["changeType"].alias("change_type"),
-            header["changeOrigin"].alias("change_origin"),
-            header["transactionKey"].alias("transaction_key"),
-            header["sequenceNumber"].alias("sequence_number"),
-            f.timestamp_millis(header["commitTimestamp"]).alias("commit_timestamp"),
-            header["commitNumber"].alias("commit_number"),
-            header["commitUser"].alias("commit_user"),
-        ),
     )
 
 

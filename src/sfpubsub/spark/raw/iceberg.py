@@ -26,7 +26,7 @@ from pyspark.sql import functions as f
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.frames import with_comments
-from sfpubsub.spark.raw.layout import NEWEST
+from sfpubsub.spark.raw.layout import PARTITION
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
 from sfpubsub.spark.raw.paths import is_object_store
 from sfpubsub.spark.raw.sources import Source
@@ -236,20 +236,6 @@ class IcebergTable(LoggedTable):
         properties = {STATE: state.to_json(), _STATE_OF: str(staged)}
         return published(self._spark, operations, staged, properties, is_ours)
 
-    def _replace(self, frame: DataFrame, state: State) -> None:
-        if not self.place.in_catalog:
-            raise ConfigurationError(
-                f"{self.place} is a path-only iceberg table, which cannot be replaced atomically, "
-                f"so it keeps its layout: write to a new table to get the newest layout"
-            )
-        replacement = frame.writeTo(self._address).using("iceberg")
-        # The snapshot that the state belonged to is no longer part of the table.
-        properties = {**_PROPERTIES, _STAGING: "true", STATE: state.to_json(), _STATE_OF: "0"}
-        for key, text in properties.items():
-            replacement = replacement.tableProperty(key, text)
-        replacement.partitionedBy(f.col(state.layout.partition)).replace()
-        self._newest = state.attempt
-
     def _create(self, frame: DataFrame) -> Any:
         """Create an empty table with its first `State`; return its Iceberg `TableOperations`."""
         properties = {
@@ -262,14 +248,14 @@ class IcebergTable(LoggedTable):
             creation = with_comments(frame).limit(0).writeTo(self._address).using("iceberg")
             for key, text in properties.items():
                 creation = creation.tableProperty(key, text)
-            creation.partitionedBy(f.col(NEWEST.partition)).create()
+            creation.partitionedBy(f.col(PARTITION)).create()
         else:
             iceberg = self._jvm.org.apache.iceberg
             columns = with_comments(frame).schema.json()
             schema = iceberg.spark.SparkSchemaUtil.convert(
                 self._jvm.org.apache.spark.sql.types.DataType.fromJson(columns)
             )
-            spec = iceberg.PartitionSpec.builderFor(schema).identity(NEWEST.partition).build()
+            spec = iceberg.PartitionSpec.builderFor(schema).identity(PARTITION).build()
             order = iceberg.SortOrder.unsorted()
             self._tables().create(schema, spec, order, properties, self._address)
         operations = self._operations()

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,13 +31,11 @@ from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.frames import (
     columns_that_differ,
     frame_of,
-    in_newest_layout,
     rows_among,
-    with_comments,
 )
-from sfpubsub.spark.raw.layout import NEWEST
+from sfpubsub.spark.raw.layout import PARTITION, STORED, day_of, end_of, start_of
 from sfpubsub.spark.raw.organisation import one_org
-from sfpubsub.spark.raw.schema import joined_keys
+from sfpubsub.spark.raw.schema import BATCH_COLUMN, SCHEMA, joined_keys
 from sfpubsub.spark.raw.sidecar_paths import STAGING_NAME
 from sfpubsub.spark.raw.sources import Source, joined
 from sfpubsub.spark.raw.state import State
@@ -96,41 +94,6 @@ class LoggedTable(RawTable):
         if place.local is None and not place.in_catalog:
             check_file_system(spark, place.address)
         self._spark = own_session(spark)
-
-    @classmethod
-    def of_any_source(cls, spark: SparkSession, place: Destination) -> Self:
-        """Open an existing table, regardless of its sources.
-
-        Raises:
-            ConfigurationError: *place* is not a raw table, or Spark lacks the format's jars.
-            WriteError: The table cannot be read.
-        """
-        table = cls(spark, place, ())
-        with table._errors("cannot be read"):
-            found = table._load()
-        if found is None or not found.sources:
-            raise ConfigurationError(f"{place} is not an sfpubsub raw table: check the path")
-        table._sources = found.sources
-        return table
-
-    def upgrade(self) -> bool:
-        """Upgrade the table to the newest layout; return whether that was necessary.
-
-        The upgrade is a single transaction. Before it, the table is taken over (`recover`), which
-        fences off an active writer even if no upgrade is necessary.
-
-        Raises:
-            ConfigurationError: The table cannot be replaced in one transaction.
-            WriteError: The upgrade failed.
-        """
-        self.recover()
-        if self._known.layout is NEWEST:
-            return False
-        state = self._known.upgraded()
-        with self._errors("was not upgraded"):
-            self._replace(with_comments(in_newest_layout(self._rows(), others=True)), state)
-        self._state = state
-        return True
 
     @property
     def _known(self) -> State:
@@ -215,10 +178,9 @@ class LoggedTable(RawTable):
     ) -> str:
         """See `RawTable`. A single commit to the table contains the batch and the positions."""
         batch = f"b{self.next_seq:019d}"
-        layout = self._known.layout
-        rows = rows.select(layout.columns.names)
-        values = (layout.value_of(now), batch)
-        for field, value in zip(list(layout.stored)[-len(values) :], values, strict=True):
+        rows = rows.select(SCHEMA.names)
+        for name_, value in ((PARTITION, day_of(now)), (BATCH_COLUMN, batch)):
+            field = STORED.field(name_)
             rows = rows.append_column(field, pa.repeat(pa.scalar(value, field.type), len(rows)))
         state = self._known.grown(batch, len(rows), positions, now, name)
         self._try_commit(rows, state, f"writing batch {batch} of {state.rows} events")
@@ -233,29 +195,26 @@ class LoggedTable(RawTable):
 
         Yields a pair per partition; its time is the partition's end, but at most `newest_time`.
         """
-        layout = self._known.layout
-        column = layout.partition
-        if self.next_seq <= after + 1 or layout.text_of(self.newest_time) < layout.text_of(oldest):
+        if self.next_seq <= after + 1 or day_of(self.newest_time) < day_of(oldest):
             return  # there are no such rows, and Spark would need about 1 s to find that out
         with self._errors("cannot be read"):
-            frame = self._rows().where(f.col(column) >= f.lit(layout.value_of(oldest)))
-            frame = frame.where(f.col("ingest_seq") > after).select(column, "dedupe_key")
+            frame = self._rows().where(f.col(PARTITION) >= f.lit(day_of(oldest)))
+            frame = frame.where(f.col("ingest_seq") > after).select(PARTITION, "dedupe_key")
             some = frame.limit(_KEYS_AT_ONCE + 1).toArrow()
             if len(some) <= _KEYS_AT_ONCE:
                 yield from self._keys(some)
                 return
-            counts = frame.groupBy(column).count().orderBy(column).collect()
-            for first, last in _spans([(row[column], row["count"]) for row in counts]):
-                some = frame.where(f.col(column).between(f.lit(first), f.lit(last))).toArrow()
+            counts = frame.groupBy(PARTITION).count().orderBy(PARTITION).collect()
+            for first, last in _spans([(row[PARTITION], row["count"]) for row in counts]):
+                some = frame.where(f.col(PARTITION).between(f.lit(first), f.lit(last))).toArrow()
                 yield from self._keys(some)
 
     def _keys(self, rows: pa.Table) -> Iterator[tuple[float, bytes]]:
         """Yield one pair, as in `keys_since`, for each partition in *rows*; oldest first."""
-        layout = self._known.layout
-        column = rows[layout.partition]
-        for value in sorted(pc.unique(column).to_pylist()):
-            written = min(layout.end_of(value), max(self.newest_time, layout.start_of(value)))
-            yield written, joined_keys(rows.filter(pc.equal(column, value))["dedupe_key"])
+        column = rows[PARTITION]
+        for day in sorted(pc.unique(column).to_pylist()):
+            written = min(end_of(day), max(self.newest_time, start_of(day)))
+            yield written, joined_keys(rows.filter(pc.equal(column, day))["dedupe_key"])
 
     def key_of(self, seq: int, written_at: float) -> bytes | None:
         """See `RawTable`."""
@@ -278,9 +237,7 @@ class LoggedTable(RawTable):
 
     def _written(self, first: float, last: float) -> Column:
         """Return a condition that selects the partitions of rows written from *first* to *last*."""
-        layout = self._known.layout
-        values = (f.lit(layout.value_of(time)) for time in (first, last))
-        return f.col(layout.partition).between(*values)
+        return f.col(PARTITION).between(f.lit(day_of(first)), f.lit(day_of(last)))
 
     def _try_commit(self, rows: pa.Table | None, state: State, failed: str) -> None:
         try:
@@ -346,7 +303,7 @@ class LoggedTable(RawTable):
         empty = rows is None
         with frame_of(
             self._spark,
-            state.layout.stored.empty_table() if rows is None else rows,
+            STORED.empty_table() if rows is None else rows,
             scratch=self._scratch(),
         ) as frame:
             self._write(frame, state, empty=empty)
@@ -372,19 +329,15 @@ class LoggedTable(RawTable):
         that they have passed.
 
         Args:
-            known: An earlier state. Only its sources, writer, layout, application id, org,
-                transaction number and `State.next_seq` are used.
+            known: An earlier state. Only its sources, writer, org, transaction number and
+                `State.next_seq` are used.
         """
         rows = self._rows().orderBy(f.col("ingest_seq").desc())
-        layout = known.layout
-        org_id = f.col("org_id") if "org_id" in rows.columns else f.lit(None)
-        columns = ("ingest_seq", layout.partition, org_id.alias("org_id"))
-        found = rows.select(*columns).limit(1).collect()
+        found = rows.select("ingest_seq", PARTITION, "org_id").limit(1).collect()
         state = replace(
-            State.first(known.sources, known.writer, layout),
+            State.first(known.sources, known.writer),
             number=known.number,
             next_seq=known.next_seq,
-            application=known.application,
             org_id=known.org_id,
         )
         if not found:
@@ -395,7 +348,7 @@ class LoggedTable(RawTable):
             state,
             next_seq=max(known.next_seq, row["ingest_seq"] + 1),
             positions=self._positions_of_rows(rows, keeping),
-            time=layout.start_of(row[layout.partition]),
+            time=start_of(row[PARTITION]),
             org_id=known.org_id or row["org_id"],
         )
 
@@ -427,7 +380,7 @@ class LoggedTable(RawTable):
             ConfigurationError: A column of a raw table is missing or has the wrong type, or the
                 table already has rows.
         """
-        misfits = columns_that_differ(rows.schema, NEWEST.stored)
+        misfits = columns_that_differ(rows.schema, STORED)
         if misfits:
             raise ConfigurationError(
                 f"{self.place} is not an sfpubsub table, or was created for sfpubsub with the "
@@ -453,14 +406,6 @@ class LoggedTable(RawTable):
         Raises:
             Conflict: The transaction was not committed, because sfpubsub committed another one in
                 the meantime, or because another program keeps changing the table.
-        """
-
-    @abstractmethod
-    def _replace(self, frame: DataFrame, state: State) -> None:
-        """Atomically replace the table's rows, columns and partitions with those of *frame*.
-
-        Raises:
-            ConfigurationError: This table cannot be replaced atomically.
         """
 
     @abstractmethod

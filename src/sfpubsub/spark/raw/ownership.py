@@ -11,25 +11,22 @@ import json
 import os
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sfpubsub.durable import replace_file, sync
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, newer_layout
+from sfpubsub.spark.raw.layout import LAYOUT, PREFIX, check_layout
 from sfpubsub.spark.raw.lease import LEASE_NAME
 from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.raw.sidecar_paths import (
     IDENTITY_NAME,
     SIDECARS,
     STAGING_NAME,
-    UPGRADE_NAME,
     check_place,
     owner_of,
     place_of,
     prepare,
-    settle,
-    sidecar_places,
 )
 from sfpubsub.spark.raw.sources import Source, joined, listed, recorded_sources, sources_record
 
@@ -40,10 +37,6 @@ FORMATS = ("parquet", "delta", "iceberg")
 
 # Log directory of each table format.
 LOGS = {"delta": "_delta_log", "iceberg": "metadata"}
-
-# Layout recorded for a Parquet table of an older layout when a writer opens it: only its sidecars
-# are moved. From then on, older versions of sfpubsub refuse to write to it.
-_ASIDE = 2
 
 
 def check_destination(
@@ -89,17 +82,14 @@ def claim_table(
     sources: Sequence[Source],
     staging: Path | None = None,
     org_id: str | None = None,
-) -> tuple[Path, Layout]:
+) -> Path:
     """Record a table's owner in its directory, and create a directory for staging and sidecars.
 
     Call it while holding the lease. It can be interrupted at any step and repeated:
 
     1. Create the directory for staging and sidecars, and check that files can be renamed from there
        into the table.
-    2. Write the identity. From then on, readers use that directory, and older versions of sfpubsub
-       reject the table.
-    3. Move the files that layout 1 kept inside the table to that directory. Until that is done,
-       readers check both places.
+    2. Write the identity. From then on, readers use that directory.
 
     Args:
         path: The table's directory, which must exist.
@@ -110,60 +100,30 @@ def claim_table(
         org_id: Id of the org whose events will be written; None if it is not known.
 
     Returns:
-        The directory for staging and sidecars, and the layout: that of the existing rows, or else
-        the newest.
+        The directory for staging and sidecars.
 
     Raises:
-        ConfigurationError: See `check_destination`; or the directory cannot be written, an upgrade
-            of the table has not been finished, or the table contains events of another org
-            (OtherOrgError).
+        ConfigurationError: See `check_destination`; or the directory cannot be written, or the
+            table contains events of another org (OtherOrgError).
     """
     check_destination(path, sources, staging=staging)
     staging = staging or recorded_staging(path)
     place = place_of(path, staging)
-    if (place / UPGRADE_NAME / "ready").exists():
-        raise ConfigurationError(
-            f"the upgrade of {path} is not finished: run sfpubsub upgrade again"
-        )
     found = _identity(path)
-    is_written = _is_written(path)
-    layout = NEWEST
-    if found is not None and found.layout < NEWEST.number and is_written:
-        layout = LAYOUTS[_ASIDE]
-    recorded = found.sources if found is not None and is_written else ()
-    known = found.org_id if found is not None and is_written else None
-    # A written table without an id keeps its identity; see `table_id`.
-    new_id = None if is_written else uuid.uuid4().hex
+    written = found if _is_written(path) else None
     identity = _Identity(
-        joined(recorded, sources, path),
+        joined(written.sources if written else (), sources, path),
         staging,
-        layout.number,
-        found.id if found is not None and found.id else new_id,
-        one_org(known, org_id, path),
+        found.id if found else uuid.uuid4().hex,
+        one_org(written.org_id if written else None, org_id, path),
     )
     try:
         prepare(path, place)
         if _identity(path) != identity:
             replace_file(path / IDENTITY_NAME, identity.to_json())
-        settle(path, place)
     except OSError as error:
         raise _refusal(path, error) from error
-    return place, layout
-
-
-def claim_upgraded(path: Path) -> None:
-    """Record the newest layout in a Parquet table's identity file.
-
-    Call this only after the upgraded rows have been written.
-
-    Raises:
-        ConfigurationError: *path* has no identity file, or the file cannot be read.
-        OSError: The file could not be written.
-    """
-    identity = _identity(path)
-    if identity is None:
-        raise ConfigurationError(f"{path} is not an sfpubsub parquet table: check the path")
-    replace_file(path / IDENTITY_NAME, replace(identity, layout=NEWEST.number).to_json())
+    return place
 
 
 def sources_of(path: Path) -> tuple[Source, ...]:
@@ -189,22 +149,17 @@ def org_of(path: Path) -> str | None:
 def table_id(path: Path) -> str | None:
     """Return the identity of a Parquet table, which stays the same if the table is moved.
 
-    It is a random id, or the first source of a table that an earlier version of sfpubsub created:
-    sources are only ever appended, so the first one never changes. None if the table has no
-    identity file yet.
+    None if the table has no identity file yet.
 
     Raises:
         ConfigurationError: The identity file cannot be read.
     """
     identity = _identity(path)
-    if identity is None:
-        return None
-    first = str(identity.sources[0]) if identity.sources else None
-    return identity.id or first
+    return identity.id if identity else None
 
 
-def local_sidecars(path: Path, name: str) -> list[Path]:
-    """Return the local directories that may contain a table's sidecar.
+def local_sidecar(path: Path, name: str) -> Path:
+    """Return the local directory of a table's sidecar, which may not exist.
 
     The table may have any format.
 
@@ -216,8 +171,8 @@ def local_sidecars(path: Path, name: str) -> list[Path]:
         ConfigurationError: The table's identity cannot be read.
     """
     if any((path / log).is_dir() for log in LOGS.values()):
-        return [path / name]
-    return sidecar_places(path, recorded_staging(path), name)
+        return path / name
+    return place_of(path, recorded_staging(path)) / name
 
 
 def make_table_directory(path: Path) -> None:
@@ -273,7 +228,7 @@ def _is_written(path: Path) -> bool:
     Until it does, its recorded sources can be replaced, so that a mistyped topic does not claim the
     path for good.
     """
-    return any(name.startswith(PREFIXES) or name == POSITION_NAME for name in os.listdir(path))
+    return any(name.startswith(PREFIX) or name == POSITION_NAME for name in os.listdir(path))
 
 
 @dataclass(frozen=True)
@@ -282,13 +237,12 @@ class _Identity:
 
     sources: tuple[Source, ...]
     staging: Path | None
-    layout: int
-    id: str | None
+    id: str
     org_id: str | None
 
     def to_json(self) -> str:
         record = {
-            "layout": self.layout,
+            "layout": LAYOUT,
             "format": "parquet",
             "id": self.id,
             "sources": sources_record(self.sources),
@@ -303,23 +257,27 @@ def _identity(path: Path) -> _Identity | None:
         text = (path / IDENTITY_NAME).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    number: object = None
     try:
         found = json.loads(text)
         number = found["layout"]
-        if number in LAYOUTS and found["format"] in FORMATS:
-            sources = recorded_sources(found)
-            staging = found.get("staging")
-            place = Path(staging) if staging else None
-            return _Identity(sources, place, number, found.get("id"), found.get("org_id"))
-        reason = f"layout {number}, format {found['format']}"
-    except (ValueError, KeyError, TypeError, ConfigurationError) as error:
-        reason = f"unreadable: {error}"
-    if isinstance(number, int) and number > NEWEST.number:
-        raise ConfigurationError(newer_layout(path, number))
-    raise ConfigurationError(
-        f"this version of sfpubsub cannot use {path / IDENTITY_NAME} ({reason}): choose another "
-        f"destination"
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error) from error
+    check_layout(path, number)
+    try:
+        staging = found.get("staging")
+        return _Identity(
+            recorded_sources(found["sources"]),
+            Path(staging) if staging else None,
+            found["id"],
+            found.get("org_id"),
+        )
+    except (KeyError, TypeError, ConfigurationError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path / IDENTITY_NAME} cannot be read ({error}): choose another destination"
     )
 
 

@@ -18,7 +18,6 @@ order of arrival. Ids begin with a letter: otherwise, engines that infer the typ
 columns could choose different types for different ids. The day is the day of writing and never
 decreases, even if the clock does. So the newest batch is the last name in the last directory;
 modification times are not used.
-(In older layouts each directory is an hour instead of a day: layout.py.)
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ import uuid
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from pyspark.sql import SparkSession
 from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.raw.frames import frame_of, rows_among, spark_schema
-from sfpubsub.spark.raw.layout import Layout
+from sfpubsub.spark.raw.layout import PREFIX, day_of, end_of, start_of
 from sfpubsub.spark.raw.ownership import BATCH_PREFIX, POSITION_NAME, org_of, sources_of
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import SCHEMA, joined_keys
@@ -116,12 +116,10 @@ class ParquetTable(RawTable):
         spark: Session from which the writing session is created; its settings are not changed.
         path: The table's directory, which must exist and be leased to this process.
         place: Directory for staging, as returned by `sfpubsub.spark.raw.ownership.claim_table`.
-        layout: Layout of the table, as returned by the same function.
     """
 
-    def __init__(self, spark: SparkSession, path: Path, place: Path, layout: Layout) -> None:
+    def __init__(self, spark: SparkSession, path: Path, place: Path) -> None:
         self.path = path
-        self._layout = layout
         self._staging = place / STAGING_NAME
         self._next_seq = 0
         self._positions: dict[str, ReplayId] = {}
@@ -152,7 +150,7 @@ class ParquetTable(RawTable):
     @property
     def newest_time(self) -> float:
         """See `RawTable`. This is the start of the newest batch's partition."""
-        return self._start_of(self._newest.path.parent) if self._newest else 0.0
+        return start_of(_day_of(self._newest.path.parent)) if self._newest else 0.0
 
     @property
     def names(self) -> Collection[str]:
@@ -195,11 +193,11 @@ class ParquetTable(RawTable):
 
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
         """See `RawTable`. Each time is the end of the partition that contains the rows."""
-        first = self._name_of(oldest)
+        first = _name_of(oldest)
         try:
             for partition in self._partitions():
                 if partition.name >= first:
-                    end = self._start_of(partition) + self._layout.seconds
+                    end = end_of(_day_of(partition))
                     for keys in _scan_keys(_files(partition, after)):
                         yield end, keys
         except (*_READ_ERRORS, ValueError) as error:
@@ -224,7 +222,7 @@ class ParquetTable(RawTable):
         self, keys: Collection[bytes], spans: Sequence[tuple[float, float]]
     ) -> Mapping[bytes, StoredRow]:
         """See `RawTable`."""
-        named = [(self._name_of(first), self._name_of(last)) for first, last in spans]
+        named = [(_name_of(first), _name_of(last)) for first, last in spans]
         partitions = [
             file_url(partition)
             for partition in self._partitions()
@@ -265,9 +263,9 @@ class ParquetTable(RawTable):
         """
         batch = f"b{self._next_seq:019d}"
         staged = self._staging / f"{batch}.{uuid.uuid4().hex}"
-        partition = self.path / self._name_of(now)
+        partition = self.path / _name_of(now)
         try:
-            self._stage(rows.select(self._layout.columns.names), staged)
+            self._stage(rows.select(SCHEMA.names), staged)
             _check(staged, len(rows))
             after = {**self._positions, **positions}
             if after:
@@ -316,17 +314,11 @@ class ParquetTable(RawTable):
         sync(partition)
         sync(staged.parent)
 
-    def _name_of(self, time: float) -> str:
-        return self._layout.prefix + self._layout.text_of(time)
-
-    def _start_of(self, partition: Path) -> float:
-        return self._layout.start_of(partition.name.removeprefix(self._layout.prefix))
-
     def _partitions(self) -> list[Path]:
-        found = sorted(p for p in self.path.iterdir() if p.name.startswith(self._layout.prefix))
+        found = sorted(p for p in self.path.iterdir() if p.name.startswith(PREFIX))
         for partition in found:
             try:
-                self._start_of(partition)
+                _day_of(partition)
             except ValueError as error:
                 raise WriteError(
                     f"{partition} was not created by sfpubsub, but readers would treat it as part "
@@ -356,16 +348,20 @@ class ParquetTable(RawTable):
 
 
 def _positions_text(positions: Mapping[str, ReplayId], after: _Batch | None = None) -> str:
-    record = {"v": 2, "positions": {name: place.base64() for name, place in positions.items()}}
+    record = {"positions": {name: place.base64() for name, place in positions.items()}}
     return json.dumps(record | ({"batch": after.id} if after else {}))
 
 
 def _positions_of(record: Mapping[str, Any]) -> dict[str, ReplayId]:
-    found = record.get("positions")
-    if found is None:  # written by an older version, for one topic
-        text = record["replay_id"]
-        found = {record["topic"]: text} if text is not None else {}
-    return {name: ReplayId.from_base64(text) for name, text in found.items()}
+    return {name: ReplayId.from_base64(text) for name, text in record["positions"].items()}
+
+
+def _name_of(time: float) -> str:
+    return f"{PREFIX}{day_of(time)}"
+
+
+def _day_of(partition: Path) -> date:
+    return date.fromisoformat(partition.name.removeprefix(PREFIX))
 
 
 def _check(staged: Path, expected: int) -> None:

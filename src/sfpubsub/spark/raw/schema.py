@@ -2,7 +2,7 @@
 
 This module uses neither Spark nor files, and does not interpret positions: `replay_id` is stored as
 bytes and never compared, cast or ordered. Rows are ordered by ``ingest_seq``, the order of arrival.
-The layout of a table determines its columns and partitioning (layout.py).
+The partition column and the batch column are added by layout.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ SCHEMA = pa.schema(
         ("ingest_seq", pa.int64()),
         ("payload", pa.binary()),
         ("payload_json", pa.string()),  # null if the payload does not fit its schema
-        # Since layout 3.
         ("org_id", pa.string()),
         ("change_header", CHANGE_HEADER),  # null unless it is a change event
         ("headers", pa.map_(pa.string(), pa.binary())),  # null if the event has none
@@ -56,9 +55,6 @@ SCHEMA = pa.schema(
 # Extra column of the streaming source: the Avro schema as JSON, in the first row of each schema in
 # a task, so that the writer can store it.
 SCHEMA_JSON = "schema_json"
-
-# The columns of the first layout. Rows may lack the columns added later, which are then null.
-FIRST_COLUMNS = SCHEMA.names[:12]
 
 BATCH_COLUMN = "batch"
 
@@ -79,7 +75,6 @@ COMMENTS = {
     "org_id": "18-character id of the Salesforce org, if known",
     "change_header": "Header of a change event; null for other events",
     "headers": "Headers of the event; null if it has none",
-    "ingest_hour": "Hour in which the row was written (UTC)",
     "ingest_date": "Day on which the row was written (UTC)",
     SCHEMA_JSON: "The Avro schema, in the first row of each schema of a task; else null",
     BATCH_COLUMN: "Id of the write that added the row; sorts in the order of writing",
@@ -90,17 +85,14 @@ def check_rows(rows: pa.Table) -> pa.Table:
     """Check rows, and return them with exactly the columns of `SCHEMA`.
 
     In the result, ``ingest_seq`` is only a placeholder; see `renumbered`. *rows* may lack
-    ``ingest_seq``, and the columns added after layout 2; those columns become null. Partition
-    columns, `BATCH_COLUMN` and `SCHEMA_JSON` are dropped if present.
+    ``ingest_seq``. The partition column, `BATCH_COLUMN` and `SCHEMA_JSON` are dropped if present.
 
     Raises:
         LocalProtocolError: A column is missing, is unknown or has the wrong type, or a dedupe key
             does not have the right length.
     """
-    made = {"ingest_hour", "ingest_date", BATCH_COLUMN, SCHEMA_JSON}
-    names = set(rows.column_names) - made
-    may_lack = {"ingest_seq", *SCHEMA.names} - (set(FIRST_COLUMNS) - {"ingest_seq"})
-    wrong = (names - set(SCHEMA.names)) | (set(SCHEMA.names) - may_lack - names)
+    names = set(rows.column_names) - {"ingest_date", BATCH_COLUMN, SCHEMA_JSON}
+    wrong = (names - set(SCHEMA.names)) | (set(SCHEMA.names) - names - {"ingest_seq"})
     if wrong:
         raise LocalProtocolError(
             f"rows do not have the columns of a raw table; add or drop these columns, which are "

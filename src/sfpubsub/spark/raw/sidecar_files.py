@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.files import Files
-from sfpubsub.spark.raw.ownership import local_sidecars
+from sfpubsub.spark.raw.ownership import local_sidecar
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.stores.file_quarantine import entry_text
 from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
@@ -64,10 +64,9 @@ def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame
     # Format delta accepts every kind of address: paths, URLs and names of catalog tables.
     place = Destination.parse(table, "delta")
     if place.local is None:
-        found = [f"{location_of(spark, place)}/_{name}"]
+        found = f"{location_of(spark, place)}/_{name}"
     else:
-        places = local_sidecars(place.local, f"_{name}")
-        found = [file_url(path) for path in places if path.is_dir()] or [file_url(places[0])]
+        found = file_url(local_sidecar(place.local, f"_{name}"))
     reader = spark.read.options(**EXACT_PATHS).schema(COLUMNS[name])
     # The quarantine also contains marker files, which are not entries.
     return reader.json(found, pathGlobFilter="*.json")

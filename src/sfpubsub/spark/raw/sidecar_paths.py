@@ -5,10 +5,6 @@ names that begin with ``_``, and even one that does may list a directory while i
 By default, ``.NAME.sfpubsub`` is next to the table. The user can choose another parent directory,
 which is then recorded in the table's identity file. It must be on the table's file system, because
 a batch is published by one rename.
-
-In layout 1, these files were inside the table. `settle` moves them out while the lease is held. It
-can be interrupted at any step and repeated; until it has finished, readers check both places
-(`sidecar_places`).
 """
 
 from __future__ import annotations
@@ -19,12 +15,11 @@ import os
 import uuid
 from pathlib import Path
 
-from sfpubsub.durable import make_directory, replace_file, sync
+from sfpubsub.durable import make_directory, replace_file
 from sfpubsub.errors import ConfigurationError
 
 IDENTITY_NAME = "_table.json"
 STAGING_NAME = "_staging"
-UPGRADE_NAME = "_upgrade"
 SCHEMAS_NAME = "_schemas"
 QUARANTINE_NAME = "_quarantine"
 GAPS_NAME = "_gaps"
@@ -59,11 +54,6 @@ def place_of(table: Path, staging: Path | None) -> Path:
     """
     real = Path(os.path.realpath(table))
     return (staging or real.parent) / f".{real.name}.sfpubsub"
-
-
-def sidecar_places(table: Path, staging: Path | None, name: str) -> list[Path]:
-    """Return the possible locations of a sidecar: the current one, and that of layout 1."""
-    return [place_of(table, staging) / name, table / name]
 
 
 def owner_of(place: Path) -> Path | None:
@@ -131,41 +121,6 @@ def prepare(table: Path, place: Path) -> None:
             raise _other_file_system(table, place) from error
         raise
     there.unlink()
-
-
-def settle(table: Path, place: Path) -> None:
-    """Move the sidecars and the staging directory of layout 1 from inside the table to *place*.
-
-    This can be interrupted at any step and repeated.
-
-    1. A sidecar that does not exist in *place* yet is moved as a whole, with one rename.
-    2. If a sidecar exists in both places, because a stream still used the old path, its files are
-       moved one by one. A file that exists in both places has the same contents in both.
-    3. Files that a failed write left in staging are moved to the new staging directory, which is
-       emptied when a writer starts.
-
-    Raises:
-        OSError: A file could not be moved. Files already moved stay in *place*.
-    """
-    for name in SIDECARS:
-        if (table / name).is_dir():
-            _move(table / name, place / name)
-    if (table / STAGING_NAME).is_dir():
-        make_directory(place / STAGING_NAME)
-        os.rename(table / STAGING_NAME, place / STAGING_NAME / f"old.{uuid.uuid4().hex}")
-        sync(table)
-
-
-def _move(old: Path, new: Path) -> None:
-    if new.exists():
-        for entry in sorted(old.iterdir()):
-            os.replace(entry, new / entry.name)
-        sync(new)
-        old.rmdir()
-    else:
-        os.rename(old, new)
-        sync(new.parent)
-    sync(old.parent)
 
 
 def _existing(path: Path) -> Path:

@@ -7,7 +7,7 @@ position.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,15 +64,12 @@ def sources_record(sources: Sequence[Source]) -> list[list[str]]:
     return [[source.kind, source.name] for source in sources]
 
 
-def recorded_sources(record: Mapping[str, Any]) -> tuple[Source, ...]:
-    """Return the sources stored in *record*. Older versions of sfpubsub stored only one.
+def recorded_sources(pairs: Any) -> tuple[Source, ...]:
+    """Convert the output of `sources_record`, after reading it from JSON, to sources.
 
     Raises:
-        ConfigurationError: The record is not valid.
+        ConfigurationError: *pairs* is not valid.
     """
-    pairs = record.get("sources")
-    if pairs is None:
-        return Source.several(record.get("managed"), record.get("topic"))
     try:
         found = tuple(Source(kind, name) for kind, name in pairs)
     except (TypeError, ValueError) as error:

@@ -10,16 +10,14 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, Layout, newer_layout
+from sfpubsub.spark.raw.layout import LAYOUT, check_layout
 from sfpubsub.spark.raw.sources import Source, recorded_sources, sources_record
 from sfpubsub.spark.raw.table import REMEMBERED_NAMES
 from sfpubsub.types import ReplayId
 
-# Application id under which Delta numbers our transactions. Tables that older versions created for
-# a single source keep an id with the source's kind and name appended.
+# Application id under which Delta numbers our transactions.
 APPLICATION = "sfpubsub"
 
 # The key that distinguishes our records from other metadata.
@@ -50,17 +48,13 @@ class State:
     """Id of the transaction's batch; None if the transaction has no rows."""
     first_seq: int | None = None
     rows: int = 0
-    layout: Layout = NEWEST
-    """Layout of the table after the transaction."""
-    application: str = APPLICATION
-    """Application id under which Delta numbers the table's transactions."""
     org_id: str | None = None
     """18-character id of the org whose events the table contains; None if it is not known."""
 
     @classmethod
-    def first(cls, sources: tuple[Source, ...], writer: str, layout: Layout = NEWEST) -> State:
+    def first(cls, sources: tuple[Source, ...], writer: str) -> State:
         """Return the state of an empty table."""
-        return cls(sources, writer, uuid.uuid4().hex, 0, layout=layout)
+        return cls(sources, writer, uuid.uuid4().hex, 0)
 
     def taken_by(self, writer: str, sources: tuple[Source, ...], org_id: str | None) -> State:
         """Return the state after an empty transaction, with which *writer* fences off earlier
@@ -71,10 +65,6 @@ class State:
     def moved(self, positions: Mapping[str, ReplayId]) -> State:
         """Return the state after a transaction with positions but no rows."""
         return replace(self._next(), positions={**self.positions, **positions})
-
-    def upgraded(self) -> State:
-        """Return the state after a transaction that upgrades the table to the newest layout."""
-        return replace(self._next(), layout=NEWEST)
 
     def grown(
         self,
@@ -110,9 +100,8 @@ class State:
         """Return the state as JSON text for the log."""
         return json.dumps(
             {
-                _MARK: self.layout.number,
+                _MARK: LAYOUT,
                 "sources": sources_record(self.sources),
-                "application": self.application,
                 "writer": self.writer,
                 "attempt": self.attempt,
                 "number": self.number,
@@ -145,39 +134,25 @@ class State:
             number = found[_MARK]
         except (ValueError, KeyError, TypeError):
             return None  # someone else's metadata that mentions our name
-        if number not in LAYOUTS:
-            raise ConfigurationError(newer_layout(where, number))
+        check_layout(where, number)
         try:
-            sources = recorded_sources(found)
+            positions = found["positions"].items()
             return cls(
-                sources=sources,
+                sources=recorded_sources(found["sources"]),
                 writer=found["writer"],
                 attempt=found["attempt"],
                 number=int(found["number"]),
                 next_seq=int(found["next_seq"]),
-                positions=_positions(found, sources),
+                positions={name: ReplayId.from_hex(text) for name, text in positions},
                 time=float(found["time"]),
                 names=tuple(found["names"]),
                 batch=found["batch"],
                 first_seq=found["first_seq"],
                 rows=int(found["rows"]),
-                layout=LAYOUTS[number],
-                application=found.get("application") or _first_application(sources),
-                org_id=found.get("org_id"),
+                org_id=found["org_id"],
             )
-        except (ValueError, KeyError, TypeError, ConfigurationError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError) as error:
             raise ConfigurationError(
                 f"the state in the log of {where} cannot be read ({error}): choose another "
                 f"destination"
             ) from error
-
-
-def _positions(record: Mapping[str, Any], sources: tuple[Source, ...]) -> dict[str, ReplayId]:
-    found = record.get("positions")
-    if found is None:  # written by an older version, for one source
-        found = {sources[0].name: record["position"]} if record["position"] is not None else {}
-    return {str(name): ReplayId.from_hex(text) for name, text in found.items()}
-
-
-def _first_application(sources: tuple[Source, ...]) -> str:
-    return f"{APPLICATION}:{sources[0].kind}:{sources[0].name}"

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.files import files_at
-from sfpubsub.spark.raw.ownership import local_sidecars
+from sfpubsub.spark.raw.ownership import local_sidecar
 from sfpubsub.spark.raw.sidecar_files import SidecarSchemas, location_of
 from sfpubsub.spark.raw.sidecar_paths import SCHEMAS_NAME
 from sfpubsub.spark.tables.target import Place
@@ -155,24 +155,4 @@ def schemas_of(spark: SparkSession, source: Destination) -> SchemaStore:
     """
     if source.local is None:
         return SidecarSchemas(files_at(location_of(spark, source), SCHEMAS_NAME, spark))
-    return _Stores([FileSchemaStore(p) for p in local_sidecars(source.local, SCHEMAS_NAME)])
-
-
-class _Stores(SchemaStore):
-    """Several schema stores, searched in order; new schemas go to the first one.
-
-    A raw table in Parquet format has two stores, because earlier versions of sfpubsub stored
-    schemas in another directory (layout 1).
-    """
-
-    def __init__(self, stores: Sequence[SchemaStore]) -> None:
-        self._stores = stores
-
-    def get(self, schema_id: str) -> str | None:
-        """Return the schema from the first store that has it; None if none has it."""
-        found = (store.get(schema_id) for store in self._stores)
-        return next((text for text in found if text is not None), None)
-
-    def put(self, schema_id: str, schema_json: str) -> None:
-        """Store a schema in the first store; see `SchemaStore.put`."""
-        self._stores[0].put(schema_id, schema_json)
+    return FileSchemaStore(local_sidecar(source.local, SCHEMAS_NAME))
