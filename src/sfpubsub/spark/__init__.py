@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sfpubsub.spark.runtime.session import spark_session
     from sfpubsub.spark.stream.datasource import PubSubDataSource
     from sfpubsub.spark.stream.foreach_batch import ForeachBatchWriter
-    from sfpubsub.spark.tables.changes import change_headers, field_changes, latest_state
+    from sfpubsub.spark.tables.changes import change_headers, field_changes
     from sfpubsub.spark.tables.engine import EventTables, StepReport
     from sfpubsub.spark.tables.reading import read_typed, read_undecodable
 
@@ -35,7 +35,6 @@ _HOMES = {
     "WriteResult": "sfpubsub.spark.ingest.result",
     "change_headers": "sfpubsub.spark.tables.changes",
     "field_changes": "sfpubsub.spark.tables.changes",
-    "latest_state": "sfpubsub.spark.tables.changes",
     "read_sidecar": "sfpubsub.spark.raw.sidecar_files",
     "read_typed": "sfpubsub.spark.tables.reading",
     "read_undecodable": "sfpubsub.spark.tables.reading",
@@ -53,7 +52,6 @@ __all__ = [
     "WriteResult",
     "change_headers",
     "field_changes",
-    "latest_state",
     "read_sidecar",
     "read_typed",
     "read_undecodable",

@@ -221,9 +221,7 @@ def test_a_newer_layout_can_be_read_but_not_written(spark: SparkSession, schema:
     empty = spark.table(table).limit(0).write.format("delta").mode("append")
     empty.options(**options).save(location)
     spark.sql(f"ALTER TABLE {table} ADD COLUMNS (novelty STRING)")
-    with pytest.raises(
-        ConfigurationError, match=f"layout {LAYOUT + 1}, which a newer"
-    ):
+    with pytest.raises(ConfigurationError, match=f"layout {LAYOUT + 1}, which a newer"):
         open_writer(spark, table)
     raw = RawBatches(spark, Destination.parse(table, "delta"))
     assert raw.rows(raw.after(None)).columns == STORED.names
