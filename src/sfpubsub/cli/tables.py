@@ -161,12 +161,8 @@ def tables(
         watch.follow(engine, monitor)
         if what == "rebuild":
             engine.rebuild()
-        for report in engine.run(follow=follow, stopping=stopping):
-            if report.removed:
-                echo(
-                    f"the raw table was restored to an earlier version: the rows of "
-                    f"{counted(report.removed, 'batch')} were removed"
-                )
+        for _ in engine.run(follow=follow, stopping=stopping):
+            pass
     total = watch.total
     click.echo(json.dumps(_record(raw, target, total)))
     if stop.interrupted:

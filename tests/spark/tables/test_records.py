@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +14,7 @@ from sfpubsub.avro.columns import columns_of, merge, paths_of
 from sfpubsub.avro.typed_rows import Plan, decode_rows
 from sfpubsub.spark.tables.folding import CUE, CURRENT, VERSION, Folding, fold_rows
 from sfpubsub.spark.tables.queue import new_epochs
-from sfpubsub.spark.tables.records import RESTORED, Change, Cue, Fields, Fold, ObjectCue, Reason
+from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, ObjectCue, Reason
 from tests.avro.test_columns import raw_rows
 from tests.spark.tables.change_streams import Org, Published, arrivals, schema_text
 from tests.spark.tables.record_world import plain, plain_queue
@@ -205,17 +204,3 @@ def test_an_org_move_is_recorded_once_and_changes_ordered_by_time():
     assert new_epochs([], [(10, 60), (20, 50), (49, 70)]) == [50]
     assert new_epochs([50], [(10, 90), (49, 51)]) == []
     assert new_epochs([50], [(60, 90)]) == [90]
-
-
-def test_a_record_whose_raw_rows_were_removed_must_be_reread():
-    """If a restore removes the raw rows of a record's events, the record must be reread.
-
-    Its current values remain, although they include the changes from those events.
-    """
-    fold = Fold(FIELDS, None)
-    fold.apply(change("CREATE", 1, 1, "1", "a"))
-    before = fold.record
-    fold.apply(change(RESTORED, 1, 1))
-    assert before is not None
-    assert fold.record == replace(before, reread_reason=Reason.RESTORED)
-    assert [cue.reason for cue in fold.cues] == [Reason.RESTORED]

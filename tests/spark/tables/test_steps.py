@@ -25,7 +25,6 @@ PLAN = StepPlan(
     rows=3,
     size=400,
     undecodable=True,
-    pending=(RawBatch("b0", "2026-11-21"),),
 )
 PLACE = Place.parse("/data/tables", "parquet")
 

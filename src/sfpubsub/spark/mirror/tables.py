@@ -38,7 +38,7 @@ from sfpubsub.spark.tables.folding import CUE
 from sfpubsub.spark.tables.identity import event_names
 from sfpubsub.spark.tables.queue import QUEUE_NAME, Queue
 from sfpubsub.spark.tables.records import Cue, ObjectCue, Reason
-from sfpubsub.spark.tables.steps import CURE, Step
+from sfpubsub.spark.tables.steps import Step
 from sfpubsub.spark.tables.target import Target
 
 # Condition for rows of deleted records that need no reread. The setting ``remove`` deletes these
@@ -148,11 +148,6 @@ class MirrorTables:
                 self._sweep(note, step.plan.number)
         elif kind == "rebuild":
             self._doubt_all(step)
-        elif kind == "restored":
-            raise ConfigurationError(
-                f"the raw table of {self._target.place} was restored to an earlier version, which "
-                f"a mirror cannot follow: {CURE}, after which the mirror reads all objects again"
-            )
 
     # Events.
 

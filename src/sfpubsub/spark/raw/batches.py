@@ -19,7 +19,7 @@ from sfpubsub.errors import WriteError
 from sfpubsub.spark.raw.destination import Destination, check_raw_table
 from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.raw.layout import PARTITION, PREFIX, STORED
-from sfpubsub.spark.raw.lineage import Moves, lineage_of
+from sfpubsub.spark.raw.lineage import lineage_of
 from sfpubsub.spark.raw.ownership import BATCH_PREFIX, table_id
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import BATCH_COLUMN
@@ -85,18 +85,18 @@ class RawBatches:
         with self._errors("version"):
             return None if self._lineage is None else self._lineage.version()
 
-    def moves(self, since: str | None) -> Moves:
-        """Return the ids of the batches that were added or removed since version *since*.
+    def is_restored_since(self, version: str | None) -> bool:
+        """Return whether the table was restored to an earlier version after *version*.
 
-        The result is empty for a Parquet table, which has no versions, and if *since* is None.
+        False for a Parquet table, which has no versions, and if *version* is None.
 
         Raises:
             WriteError: The table cannot be read.
         """
         with self._errors("versions"):
-            if self._lineage is None or since is None:
-                return Moves()
-            return self._lineage.since(since)
+            if self._lineage is None or version is None:
+                return False
+            return self._lineage.is_restored_since(version)
 
     def after(self, last: RawBatch | None, version: str | None = None) -> list[RawBatch]:
         """Return the batches after *last* in the order of writing; all batches if *last* is None.

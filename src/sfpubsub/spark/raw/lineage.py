@@ -1,67 +1,19 @@
-"""Detect which batches a raw table has lost through a Delta RESTORE or an Iceberg rollback.
+"""The versions of a raw table, and whether it was restored to an earlier one.
 
-Readers track batch ids, not rows. To them, a written batch belongs to the table even after its rows
-are deleted. Only restoring an earlier version of the table removes batches; restoring a later
-version brings them back. A restore can be detected only in the table's log, not in its rows.
+Tables that are derived from a raw table cannot follow a Delta RESTORE or an Iceberg rollback. It
+can be detected only in the table's log, not in its rows.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from sfpubsub.spark.raw.destination import Destination
-from sfpubsub.spark.raw.iceberg import STATE, ancestors
-from sfpubsub.spark.raw.state import State
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The commit that created one version of a Delta table."""
-
-    version: int
-    batch: str | None = None
-    """Id of the batch that the commit added; None if it added no batch."""
-    restored: int | None = None
-    """The version that the commit restored; None if it is not a restore."""
-
-
-@dataclass(frozen=True)
-class Moves:
-    """How a table's batches differ from those of an earlier version."""
-
-    vanished: frozenset[str] = frozenset()
-    """Ids of batches that were in the earlier version and are no longer in the table."""
-    added: frozenset[str] = frozenset()
-    """Ids of batches in the table that were not in the earlier version: new or restored ones."""
-    went_back: bool = False
-    """Whether the table was restored to an older version since the earlier version."""
-
-
-def moves(commits: Sequence[Commit], since: int) -> Moves:
-    """Return the batches that were added or removed since version *since*.
-
-    Args:
-        commits: Consecutive commits up to the current version. The first one must not be later than
-            *since* or any version that was restored.
-        since: The earlier version.
-    """
-    batches: dict[int, frozenset[str]] = {}
-    live: frozenset[str] = frozenset()
-    went_back = False
-    for commit in sorted(commits, key=lambda commit: commit.version):
-        if commit.restored is not None:
-            live = batches.get(commit.restored, frozenset())
-            went_back = went_back or commit.version > since
-        elif commit.batch is not None:
-            live |= {commit.batch}
-        batches[commit.version] = live
-    then = batches.get(since, frozenset())
-    return Moves(then - live, live - then, went_back)
+from sfpubsub.spark.raw.iceberg import ancestors
 
 
 class Lineage(ABC):
@@ -76,10 +28,10 @@ class Lineage(ABC):
         """Return the current version: a Delta version number or an Iceberg snapshot id."""
 
     @abstractmethod
-    def since(self, version: str) -> Moves:
-        """Return the batches that were added or removed since an earlier version.
+    def is_restored_since(self, version: str) -> bool:
+        """Return whether the table was restored to any earlier version after *version*.
 
-        Changes in parts of the log that have been deleted are not included.
+        A restore in a part of the log that has been deleted is not noticed.
         """
 
     @abstractmethod
@@ -103,20 +55,13 @@ class DeltaLineage(Lineage):
         """See `Lineage`."""
         return str(self._snapshot().version())
 
-    def since(self, version: str) -> Moves:
+    def is_restored_since(self, version: str) -> bool:
         """See `Lineage`."""
-        now, then = int(self.version()), int(version)
-        if now <= then:
-            return Moves()
-        first = then
-        while True:
-            commits = self._commits(now - first + 1)
-            back = [commit.restored for commit in commits if commit.restored is not None]
-            earliest = min([then, *back])
-            # The log is kept for 30 days (delta.logRetentionDuration); older commits are deleted.
-            if earliest >= first or len(commits) < now - first + 1:
-                return moves(commits, then)
-            first = earliest
+        newer = int(self.version()) - int(version)
+        if newer <= 0:
+            return False
+        # The log is kept for 30 days (delta.logRetentionDuration); older commits are deleted.
+        return bool(self._history(newer).where(f.col("operation") == "RESTORE").head(1))
 
     def at(self, version: str) -> DataFrame:
         """See `Lineage`."""
@@ -139,7 +84,8 @@ class DeltaLineage(Lineage):
         log.update(False, none, none)
         return log.unsafeVolatileSnapshot()
 
-    def _commits(self, count: int) -> list[Commit]:
+    def _history(self, count: int) -> DataFrame:
+        """Return the newest *count* commits."""
         jvm: Any = self._spark._jvm
         java = jvm.io.delta.tables.DeltaTable
         session = self._spark._jsparkSession
@@ -147,33 +93,7 @@ class DeltaLineage(Lineage):
             table = java.forName(session, self._place.in_sql)
         else:
             table = java.forPath(session, self._place.url)
-        history = DataFrame(table.history(count), self._spark)
-        found = history.select("version", "operation", "operationParameters", "userMetadata")
-        return [
-            self._commit(
-                row["version"], row["operation"], row["operationParameters"], row["userMetadata"]
-            )
-            for row in found.collect()
-        ]
-
-    def _commit(
-        self, version: int, operation: str, parameters: dict[str, str], metadata: str | None
-    ) -> Commit:
-        if operation == "RESTORE":
-            return Commit(version, restored=self._restored(version, parameters or {}))
-        state = State.from_json(metadata, str(self._place))
-        return Commit(version, batch=None if state is None else state.batch)
-
-    def _restored(self, version: int, parameters: dict[str, str]) -> int:
-        """Return the version that a RESTORE restored, resolving a timestamp if necessary."""
-        text = parameters.get("version")
-        if text not in (None, "null"):
-            return int(str(text))
-        jvm: Any = self._spark._jvm
-        log = self._log()
-        time = jvm.java.sql.Timestamp.valueOf(parameters["timestamp"])
-        none = jvm.scala.Option.empty()
-        return int(log.history().getActiveCommitAtTime(time, none, True, False, True).version())
+        return DataFrame(table.history(count), self._spark)
 
 
 class IcebergLineage(Lineage):
@@ -192,22 +112,13 @@ class IcebergLineage(Lineage):
         snapshot = self._metadata().currentSnapshot()
         return "0" if snapshot is None else str(snapshot.snapshotId())
 
-    def since(self, version: str) -> Moves:
+    def is_restored_since(self, version: str) -> bool:
         """See `Lineage`."""
         metadata = self._metadata()
-        now: list[str] = []
-        for snapshot in ancestors(metadata):
-            if str(snapshot.snapshotId()) == version:
-                return Moves(added=frozenset(now))
-            now += self._batch(snapshot)
-        old = metadata.snapshot(int(version))
-        # The version has expired, so it is unknown whether the table was rolled back.
-        if old is None:
-            return Moves(added=frozenset(now))
-        then = frozenset(
-            batch for snapshot in ancestors(metadata, old) for batch in self._batch(snapshot)
-        )
-        return Moves(then - {*now}, frozenset(now) - then, went_back=True)
+        if any(str(snapshot.snapshotId()) == version for snapshot in ancestors(metadata)):
+            return False
+        # If the version has expired, it is unknown whether the table was rolled back.
+        return metadata.snapshot(int(version)) is not None
 
     def at(self, version: str) -> DataFrame:
         """See `Lineage`."""
@@ -217,10 +128,6 @@ class IcebergLineage(Lineage):
             if self._place.in_catalog
             else reader.load(self._place.url)
         )
-
-    def _batch(self, snapshot: Any) -> list[str]:
-        state = State.from_json(snapshot.summary().get(STATE), str(self._place))
-        return [] if state is None or state.batch is None else [state.batch]
 
     def _metadata(self) -> Any:
         jvm: Any = self._spark._jvm

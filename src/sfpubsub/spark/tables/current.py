@@ -36,7 +36,7 @@ from sfpubsub.spark.tables.folding import (
     fold_rows,
 )
 from sfpubsub.spark.tables.queue import Queue, object_row
-from sfpubsub.spark.tables.records import RESTORED, Cue, Fields, ObjectCue, Reason
+from sfpubsub.spark.tables.records import Cue, Fields, ObjectCue, Reason
 from sfpubsub.spark.tables.steps import Step
 from sfpubsub.spark.tables.target import Target
 
@@ -149,7 +149,7 @@ class RecordTables:
     def _take(
         self, objects: Sequence[_Object], orphans: Sequence[dict[str, Any]], number: int
     ) -> None:
-        found = about_all_of([None if each.is_restored else each.rows for each in objects])
+        found = about_all_of([each.rows for each in objects])
         with ExitStack() as cached:
             for each, cues in zip(objects, found, strict=True):
                 each.about_all = sorted([*each.about_all, *cues], key=lambda c: c.cue.ingest_seq)
@@ -198,7 +198,6 @@ class _Object:
         self.entity = entity
         self.rows = step.rows(event_type)
         self.about_all: Sequence[ObjectCue] = ()
-        self.is_restored = step.plan.kind == "restored"
         self.current = target.table(entity)
         self._history = target.table(f"{entity}{HISTORY_SUFFIX}") if with_history else None
         plan = step.decoding(event_type)
@@ -250,8 +249,6 @@ class _Object:
     def _changes(self) -> DataFrame:
         """Return one row per change and record, with the columns of `Folding.input`."""
         one = self.rows.where("change_type <> 'GAP_OVERFLOW'")
-        if self.is_restored:
-            one = one.withColumn("change_type", f.lit(RESTORED))
         one = one.selectExpr("*", "explode(record_ids) AS record_id")
         return one.where("NOT endswith(record_id, '*')").selectExpr(
             *_quoted(_RECORD_ID.names + self._types.names),
@@ -307,14 +304,14 @@ def _nulls(names: Iterable[str]) -> list[str]:
     return [f"CAST(NULL AS {kinds[name].simpleString()}) AS {name}" for name in names]
 
 
-def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
+def about_all_of(rows: Sequence[DataFrame]) -> list[list[ObjectCue]]:
     """Return, for each object, the reasons to reread many of its records.
 
     A reason applies to all records, or to those whose ids begin with a prefix. This runs one Spark
     job.
 
     Args:
-        rows: The typed rows of each object, or None for an object whose result is to be empty.
+        rows: The typed rows of each object.
     """
     found: list[list[ObjectCue]] = [[] for _ in rows]
     ids = f.col("record_ids")
@@ -324,7 +321,6 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
     frames = [
         each.where(wild).select(f.lit(number).alias("object"), *columns)
         for number, each in enumerate(rows)
-        if each is not None
     ]
     for row in reduce(DataFrame.unionAll, frames).collect() if frames else ():
         cue = Cue(Reason.GAP, row.change_type, row.commit_timestamp, row.ingest_seq)

@@ -69,10 +69,6 @@ class StepReport:
     """Number of rows that could not be decoded. The table `_undecodable` contains the reasons."""
     reasons: Mapping[str, int] = field(default_factory=dict)
     """Number of undecodable rows by reason."""
-    removed: int = 0
-    """Number of raw batches whose rows were removed, because the raw table was restored to an
-    earlier version.
-    """
     seconds: float = field(default=0.0, compare=False)
     """Duration of the steps, in seconds."""
 
@@ -82,7 +78,6 @@ class StepReport:
             dict(Counter(self.rows) + Counter(other.rows)),
             self.undecodable + other.undecodable,
             dict(Counter(self.reasons) + Counter(other.reasons)),
-            self.removed + other.removed,
             self.seconds + other.seconds,
         )
 
@@ -306,7 +301,7 @@ class EventTables:
             version = self._raw.version()
             batches = list(self._raw.after(None if newest is None else newest.last, version))
             if newest is not None:
-                batches += [*newest.pending, *(newest.batches if self.is_between else ())]
+                batches += newest.batches if self.is_between else ()
             if not batches:
                 return []
             rows = self._raw.rows(batches, version).groupBy("event_name")
@@ -448,16 +443,13 @@ class EventTables:
 
     def _decoded(self, plan: StepPlan, plans: Mapping[str, Plan]) -> Decoded:
         decoded = decode(self._planner.rows(plan), plans, plan.size)
-        if sum(decoded.rows.values()) != plan.rows and plan.version is not None:
-            # The raw table was restored since the step was planned; its rows are still available at
-            # the old version.
-            decoded = decode(self._planner.rows(plan, plan.version), plans, plan.size)
         found = sum(decoded.rows.values())
         if found != plan.rows:
             raise WriteError(
                 f"expected {plan.rows} rows in raw batches {plan.batches[0].id} to "
                 f"{plan.batches[-1].id}, but found {found}; nothing was written: if rows were "
-                f"removed from the raw table before they were processed, {CURE}"
+                f"removed from the raw table before they were processed, or if it was restored to "
+                f"an earlier version, {CURE}"
             )
         return decoded
 
@@ -465,15 +457,14 @@ class EventTables:
         if plan.kind == "rebuild" and self._mirror:
             return StepReport()
         condition = "true"
-        if plan.kind != "rebuild":
-            condition = _is_one_of("batch", [batch.id for batch in plan.batches])
         if plan.kind == "forget":
-            condition += f" AND {_is_one_of('schema_id', plan.schema_ids)}"
+            batches = _is_one_of("batch", [batch.id for batch in plan.batches])
+            condition = f"{batches} AND {_is_one_of('schema_id', plan.schema_ids)}"
         for name in (*plan.types, UNDECODABLE_NAME):
             table = self.target.table(name)
             if table.exists():
                 table.delete(condition, plan.number)
-        return StepReport(removed=len(plan.batches) if plan.kind == "restored" else 0)
+        return StepReport()
 
     def _claim(self, source: Destination, objects: list[str], org_id: str | None) -> None:
         """Check that existing tables were built from this raw table, for these objects and org.

@@ -91,9 +91,9 @@ class Planner:
         self.is_waiting = False
         """Whether the last plan skipped rows that are waiting for their schemas."""
 
-    def rows(self, plan: StepPlan, version: str | None = None) -> DataFrame:
+    def rows(self, plan: StepPlan) -> DataFrame:
         """Return the raw rows that a step adds."""
-        return self._all_rows(plan, version).where(_is_named(plan.names))
+        return self._all_rows(plan, None).where(_is_named(plan.names))
 
     def _all_rows(self, plan: StepPlan, version: str | None) -> DataFrame:
         """Return the raw rows that a step adds, and those of events that it does not name."""
@@ -107,24 +107,17 @@ class Planner:
 
         Raises:
             WriteError: The raw table cannot be read.
-            ConfigurationError: The raw table was restored to an older version, but the target
-                cannot remove rows; or it contains rows of another org (OtherOrgError).
+            ConfigurationError: The raw table was restored to an earlier version since the newest
+                step, or it contains rows of another org (OtherOrgError).
         """
         self.is_waiting = False
         version = self._raw.version()
         if newest is None:
             return self._rows(StepPlan(0, "rows", version=version), self._raw.after(None, version))
+        if newest.version != version and newest.last is not None:
+            self._check_not_restored(newest)
         base = replace(newest, version=version)
-        moves = self._raw.moves(newest.version) if newest.version != version else None
-        if moves is not None and moves.went_back and newest.last is not None:
-            last = newest.last.id
-            gone = sorted(batch for batch in moves.vanished if batch <= last)
-            back = self._raw.named([batch for batch in moves.added if batch <= last], version)
-            if gone or back:
-                return self._restored(base, gone, back)
         step = self._again(newest) if newest.kind == "forget" else None
-        if step is None and newest.pending:
-            step = self._rows(base, newest.pending, came_back=True)
         step = step or self._forget(base)
         return step or self._rows(base, self._raw.after(newest.last, version))
 
@@ -169,20 +162,15 @@ class Planner:
         if batches:
             found = self._raw.rows(batches[-1:], version).agg(f.max("ingest_seq")).collect()
             seq = max(seq, -1 if found[0][0] is None else int(found[0][0]))
-        start = replace(base, last=last, applied_seq=seq, version=version, pending=())
+        start = replace(base, last=last, applied_seq=seq, version=version)
         return _after(start, "rebuild")
 
-    def _restored(self, base: StepPlan, gone: Sequence[str], back: Sequence[RawBatch]) -> StepPlan:
-        if not self._target.can_merge:
+    def _check_not_restored(self, newest: StepPlan) -> None:
+        if self._raw.is_restored_since(newest.version):
             raise ConfigurationError(
-                f"the raw table was restored to an earlier version, and {len(gone)} of the "
-                f"removed batches are in {self._target.place}, whose format does not support "
-                f"removing them: {CURE}"
+                f"the raw table of {self._target.place} was restored to an earlier version, which "
+                f"the tables cannot follow: {CURE}"
             )
-        self._missing = None
-        batches = tuple(RawBatch(batch, "") for batch in gone)
-        base = replace(base, pending=(*back, *base.pending))
-        return _after(base, "restored", batches=batches, types=self._typed())
 
     def _forget(self, base: StepPlan) -> StepPlan | None:
         """Return the plan of a step that removes rows from `_undecodable`, to decode them again.
@@ -220,9 +208,7 @@ class Planner:
         counts = [count for count in self._counts(step) if count.is_named]
         return self._planned(step, counts) if counts else None
 
-    def _rows(
-        self, base: StepPlan, waiting: Sequence[RawBatch], *, came_back: bool = False
-    ) -> StepPlan | None:
+    def _rows(self, base: StepPlan, waiting: Sequence[RawBatch]) -> StepPlan | None:
         batches = list(waiting[:BATCHES_AT_ONCE])
         if not batches:
             return None
@@ -243,9 +229,8 @@ class Planner:
         step = replace(
             step,
             batches=tuple(kept),
-            last=base.last if came_back else kept[-1],
+            last=kept[-1],
             applied_seq=max(base.applied_seq, *(count.last_seq for count in counts)),
-            pending=tuple(waiting[len(kept) :]) if came_back else (),
         )
         return self._planned(step, found)
 
@@ -341,7 +326,6 @@ def _after(base: StepPlan, kind: Kind, **more: Any) -> StepPlan:
         last=base.last,
         applied_seq=base.applied_seq,
         version=base.version,
-        pending=base.pending,
         totals=base.totals,
         **more,
     )

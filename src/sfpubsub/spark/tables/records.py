@@ -25,9 +25,6 @@ from typing import Any
 
 from sfpubsub.avro.change_events import TextDiff
 
-# This package's change type for a change that was removed from the raw table.
-RESTORED = "RESTORED"
-
 # Earlier than any commit timestamp; used for a change without a representable one.
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -51,8 +48,6 @@ class Reason(enum.StrEnum):
     """The record was updated, but its other fields are unknown."""
     LATE = "late"
     """A change arrived after a newer one."""
-    RESTORED = "restored"
-    """Rows of the record were lost because the raw table was restored to an older version."""
     ASKED = "asked"
     """A reread was requested, or the object is read for the first time."""
     FORMULA = "formula"
@@ -329,13 +324,9 @@ class Fold:
     def apply(self, change: Change) -> None:
         """Apply the next change, in order of arrival.
 
-        A change that is late, or whose row was removed from the raw table (`RESTORED`), is not
-        applied, but marks the record for rereading.
+        A late change is not applied, but marks the record for rereading.
         """
         old = self.record
-        if change.change_type == RESTORED:
-            self._doubt(Reason.RESTORED, change)
-            return
         if self._is_late(change):
             self._doubt(Reason.LATE, change)
             return

@@ -42,7 +42,7 @@ _LAYOUT = 1
 # What to do about tables that cannot be continued, for error messages.
 CURE = "build the tables again with sfpubsub tables rebuild"
 
-Kind = Literal["rows", "forget", "again", "restored", "rebuild", "beside"]
+Kind = Literal["rows", "forget", "again", "rebuild", "beside"]
 
 _COLUMNS = pa.schema(
     [
@@ -66,10 +66,9 @@ class StepPlan:
     kind: Kind
     """``rows``: add the rows of raw batches. ``forget``: remove the rows from `_undecodable` whose
     missing schemas are now available; ``again``, the step after it: add these rows to their tables.
-    ``restored``: remove the rows of batches that are no longer in the raw table. ``rebuild``:
-    remove all rows and start over with the first raw batch; for a mirror: leave out all earlier
-    batches, and read all objects again. ``beside``: leave the typed tables unchanged; `note`
-    contains instructions for followers.
+    ``rebuild``: remove all rows and start over with the first raw batch; for a mirror: leave out
+    all earlier batches, and read all objects again. ``beside``: leave the typed tables unchanged;
+    `note` contains instructions for followers.
     """
     batches: tuple[RawBatch, ...] = ()
     """Batches whose rows are added or removed."""
@@ -97,8 +96,6 @@ class StepPlan:
     """Total size of the rows' payloads, in bytes."""
     undecodable: bool = False
     """Whether the schemas of some rows are missing or not valid."""
-    pending: tuple[RawBatch, ...] = ()
-    """Batches that reappeared in the raw table, to be added by the next steps."""
     note: dict[str, Any] = field(default_factory=dict)
     """For ``beside``: instructions for followers, as a JSON value."""
     subject: str | None = None
@@ -129,8 +126,7 @@ class StepPlan:
             found: dict[str, Any] = json.loads(text)
             if (layout := found.pop("v")) != _LAYOUT:
                 found["layout"] = layout  # an unknown name, so that `cls` raises TypeError
-            for name in ("batches", "pending"):
-                found[name] = tuple(RawBatch(**batch) for batch in found[name])
+            found["batches"] = tuple(RawBatch(**batch) for batch in found["batches"])
             found["last"] = RawBatch(**found["last"]) if found["last"] else None
             found["names"] = None if found["names"] is None else tuple(found["names"])
             found["schema_ids"] = tuple(found["schema_ids"])
@@ -158,9 +154,8 @@ class Step(Protocol):
     def rows(self, event_type: str) -> DataFrame:
         """Return the step's rows in the typed table of *event_type*, one of `StepPlan.types`.
 
-        These are the rows that the step added or, in a step of kind ``restored``, will remove. If
-        the step is repeated, they are the same. They are unordered; ``ingest_seq`` is the order of
-        arrival.
+        These are the rows that the step added. If the step is repeated, they are the same. They
+        are unordered; ``ingest_seq`` is the order of arrival.
         """
         ...
 
