@@ -15,8 +15,8 @@ FACES = {
     "PubSubClient": {"connect", "get_topic", "get_schema", "publish", "close"},
     "Publisher": {"send", "flush", "close"},
     # `run` is a plain method in both classes; in the asyncio class it returns a coroutine.
-    "Subscription": {"next_batch", "drain", "aclose", "join"},
-    "ManagedSubscription": {"next_batch", "commit", "drain", "aclose", "join"},
+    "Subscription": {"wait_open", "next_batch", "drain", "aclose", "join"},
+    "ManagedSubscription": {"wait_open", "next_batch", "commit", "drain", "aclose", "join"},
 }
 
 # The methods that asyncio names differently; all of them but __iter__ wait.

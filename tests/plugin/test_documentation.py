@@ -41,12 +41,12 @@ def run(directory: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_python_suite_from_the_page_passes(pytester):
-    """All tests of the suite on the testing-python page pass without warnings."""
-    (code,) = blocks(page("testing-python"), "python")
-    pytester.makepyfile(test_page=code)
+def test_python_suites_from_the_page_pass(pytester):
+    """All tests of the suites on the testing-python page pass without warnings."""
+    suites = blocks(page("testing-python"), "python")
+    pytester.makepyfile(**{f"test_page_{number}": code for number, code in enumerate(suites)})
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error")
-    result.assert_outcomes(passed=code.count("def test_"))
+    result.assert_outcomes(passed=sum(code.count("def test_") for code in suites))
 
 
 @pytest.mark.foreign

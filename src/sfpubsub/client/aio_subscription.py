@@ -92,6 +92,17 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
 
     # Receiving.
 
+    async def wait_open(self, timeout: float) -> None:
+        """Wait until the service has answered on the subscription's stream.
+
+        See `Subscription.wait_open`.
+        """
+        deadline = self._bell.deadline(timeout)
+        await self._begin()
+        driver = self._delivery.driver
+        await self._bell.until(lambda: driver.has_opened, deadline)
+        self._check_open(timeout)
+
     def __aiter__(self) -> AsyncIterator[EventBatch]:
         return self
 

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.schema_cache import SchemaCache
+from sfpubsub.client.ack_watch import AckWatch
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.consumer import (
     Consumer,
@@ -106,6 +107,7 @@ class Delivery:
         # are acked when the next response is taken, or before waiting for one.
         self._done: tuple[int, int] | None = None
         self._stopped = False
+        self._watch = AckWatch(timings.unacked_warning)
         self._consumer = Consumer(
             driver.target,
             on_undecodable=options.on_undecodable,
@@ -187,6 +189,9 @@ class Delivery:
             else:
                 self.driver.accept(step.arrival, self._done)
                 self._done = None
+            if self.is_tracked and not self.acks_automatically:
+                self._watch_acks(time.monotonic())
+                self._watch.handed_out(time.monotonic())
             return step.batch
         self.ack_done()
         if isinstance(step, End):
@@ -198,10 +203,21 @@ class Delivery:
         if is_late and (more or isinstance(step, WaitUntil)):
             return None
         if isinstance(step, WaitUntil):
-            times = [at for at in (step.time, deadline) if at is not None]
+            self._watch_acks(now)
+            times = [at for at in (step.time, deadline, self._watch.due) if at is not None]
             return Wait(max(0.0, min(times) - now) if times else None)
         self._has_taken = self._has_taken or isinstance(step, Take)
         return step
+
+    def _watch_acks(self, now: float) -> None:
+        seconds = self._watch.warns(now)
+        if seconds is not None:
+            logger.warning(
+                "%s: events were delivered, but none was acked for %.0f s, so the position does "
+                "not advance: ack events once they are processed",
+                self.name,
+                seconds,
+            )
 
     def _step(self) -> Step:
         driver = self.driver
@@ -323,6 +339,7 @@ class Delivery:
         """
         if not self.is_tracked:
             return  # no position is stored
+        self._watch.acked()
         self.driver.ack(first_seq, last_seq)
         # Once it is over, the drain or the last read stores the position, which is then final. A
         # thread that waits for a batch is woken when the driver has noted the ack.

@@ -22,7 +22,12 @@ from sfpubsub.client.handling import (
     RunOptions,
     by_record,
 )
-from sfpubsub.errors import LocalProtocolError, SfPubSubError, SubscriptionClosedError
+from sfpubsub.errors import (
+    LocalProtocolError,
+    SfPubSubError,
+    StreamUnavailableError,
+    SubscriptionClosedError,
+)
 from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.types import Gap, Health
 
@@ -180,6 +185,18 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         except SfPubSubError:
             self._failure_was_raised = True
             raise
+
+    def _check_open(self, timeout: float) -> None:
+        driver = self._delivery.driver
+        if driver.is_open:
+            return
+        if driver.over:
+            self._raise_end()
+        reason = self.health().reason or "the service has sent nothing yet"
+        raise StreamUnavailableError(
+            f"{self.name} was not open after {timeout:g} s: {reason}; on a topic without events, "
+            f"the first message of the service may take 270 s"
+        )
 
     def _check_can_run(self, runner: object) -> None:
         if self._failure_was_raised or self._delivery.driver.discarded:

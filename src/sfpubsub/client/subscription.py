@@ -47,6 +47,24 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
 
     # Receiving.
 
+    def wait_open(self, timeout: float) -> None:
+        """Wait until the service has answered on the subscription's stream.
+
+        Events that are published after this are delivered even if the subscription starts at
+        ``latest``. The answer is an event or, on a topic without events, the first keepalive: the
+        service promises it within 270 s, and 120 s were observed.
+
+        Args:
+            timeout: Maximum time to wait, in seconds.
+
+        Raises:
+            StreamUnavailableError: The service has not answered in time; the message says why.
+            SubscriptionClosedError: The subscription was stopped, drained, closed or aborted.
+            SfPubSubError: The subscription failed.
+        """
+        self._delivery.driver.wait_open(timeout)
+        self._check_open(timeout)
+
     def __iter__(self) -> Iterator[EventBatch]:
         return self
 

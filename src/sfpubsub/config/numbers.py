@@ -104,6 +104,10 @@ class Timings:
     not acked for this long, the subscription fails instead of stalling silently. Beyond
     ``max_unacked``, only single events are requested, to keep the stream open.
     """
+    unacked_warning: float = 180.0
+    """If events are delivered and none is acked for this long, a warning is logged, then at four
+    times this time, and so on. Handlers rarely take minutes before they ack the first event.
+    """
     retention: float = 72 * 3600.0
     """How long the service keeps an event, and accepts its position (Salesforce documentation,
     event message durability).

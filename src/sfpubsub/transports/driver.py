@@ -26,6 +26,7 @@ from sfpubsub.protocol.commands import (
     Wake,
 )
 from sfpubsub.protocol.events import Response
+from sfpubsub.protocol.states import State
 from sfpubsub.protocol.subscription import SubscriptionProtocol
 from sfpubsub.transports.alarm import AlarmClock, Clock
 from sfpubsub.transports.base import Call, Headers, Target, Transport
@@ -78,6 +79,8 @@ class StreamDriver(CallDriver[OpenStream]):
         self._on_gap = on_gap
         self.has_begun: bool = False
         """Whether `start` was called."""
+        self.is_open: bool = False
+        """Whether the service has answered on the current stream."""
         self._tickets = Tickets()
         self._last_taken: Arrival | None = None  # the last response that was counted as read
         self.storable: ReplayId | None = None
@@ -95,6 +98,16 @@ class StreamDriver(CallDriver[OpenStream]):
         """
         self.has_begun = True
         self._post(lambda now: self._protocol.start(now, position))
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether a wait for the stream to open is over: it is open, or the subscription ended."""
+        return self.is_open or self.over
+
+    def wait_open(self, timeout: float) -> None:
+        """Wait until `has_opened` is true, *timeout* seconds at most."""
+        self._check_process()
+        self._until(lambda: self.has_opened, timeout)
 
     def peek(self) -> Arrival | None:
         """Return the next response without removing it; None if none is queued. Never blocks."""
@@ -231,6 +244,10 @@ class StreamDriver(CallDriver[OpenStream]):
     # Event handling.
 
     def _handled(self) -> None:
+        is_open = self._protocol.state is State.STREAMING
+        if is_open is not self.is_open:
+            self.is_open = is_open
+            self._mailbox.wake()
         if not self._target.managed and (position := self._protocol.storable()) is not None:
             self.storable = position
             self._mailbox.wake()  # whoever waits for a batch stores it
