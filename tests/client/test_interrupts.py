@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -89,11 +90,18 @@ def client_of(service: Service) -> PubSubClient:
 
 
 class Placed:
-    """Raises KeyboardInterrupt in this thread at the line number *at*, counted from the start."""
+    """Raises KeyboardInterrupt in this thread at the line number *at*, counted from the start.
 
-    def __init__(self, at: int) -> None:
+    Args:
+        at: Number of the line, from 1.
+        visits: How many of the times that a line is reached are counted, from the first on.
+    """
+
+    def __init__(self, at: int, visits: int = 1) -> None:
         self.left = at
         self.where = ""
+        self._visits: Counter[tuple[str, int]] = Counter()
+        self._most = visits
         self._entered: set[tuple[int, int]] = set()
 
     @property
@@ -106,7 +114,9 @@ class Placed:
         if not name.startswith(_OURS) or name.endswith("memory.py") or self.has_fired:
             return None
         if event == "line" and self._can_be_interrupted(frame):
-            self.left -= 1
+            place = (name, frame.f_lineno)
+            self._visits[place] += 1
+            self.left -= self._visits[place] <= self._most
             if not self.left:
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 raise KeyboardInterrupt
@@ -133,9 +143,9 @@ class Placed:
 
 
 @contextmanager
-def interrupted_at(line: int) -> Iterator[Placed]:
-    """Raise KeyboardInterrupt once in the block, at a line of the client."""
-    placed = Placed(line)
+def interrupted_at(line: int, visits: int = 1) -> Iterator[Placed]:
+    """Raise KeyboardInterrupt once in the block, at a line of the client; see `Placed`."""
+    placed = Placed(line, visits)
     before = sys.gettrace()
     sys.settrace(placed)
     try:
@@ -217,8 +227,10 @@ def single_events(subscription: ManagedSubscription) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("way", [batches, acked_batches, single_events])
+# A line is interrupted the first two times: before a batch was handed out, and after.
+@pytest.mark.parametrize("visits", [2, pytest.param(sys.maxsize, marks=pytest.mark.slow)])
 def test_an_interrupt_at_any_line_loses_nothing_and_commits_nothing_unseen(
-    way: Callable[[ManagedSubscription], Iterator[list[int]]],
+    way: Callable[[ManagedSubscription], Iterator[list[int]]], visits: int
 ):
     """Wherever Ctrl-C hits a call, the events come in order, each once, and no position is
     committed before its event was handed out. Nothing hangs, and the client can be closed.
@@ -232,28 +244,44 @@ def test_an_interrupt_at_any_line_loses_nothing_and_commits_nothing_unseen(
         ack = "manual" if way is acked_batches else "auto"
         with client_of(service) as client:
             subscription = client.subscribe_managed(NAME, ack=ack)
-            service.send(1, 2)
+            service.send(1, 2)  # two responses are there at once, and the third is waited for
+            service.send(3, 1)
+            until(lambda: subscription.pending_count == 3, "the events")  # noqa: B023
             seen: list[int] = []
-            with interrupted_at(line) as placed:
+            with interrupted_at(line, visits) as placed:
                 for numbers in way(subscription):
                     seen += numbers
-                    if len(seen) == 2:
-                        service.send(3, 1)
                     if len(seen) == 3:
+                        service.send(4, 1)
+                    if len(seen) == 4:
                         break
-            assert seen == [1, 2, 3], placed.where
+            assert seen == [1, 2, 3, 4], placed.where
             known = [ReplayId(b"r%d" % n) for n in seen]
             subscription.close()
         playing.join(PATIENCE)
         assert not playing.is_alive(), placed.where
-        assert known[2] not in service.committed, placed.where
-        assert service.committed[-1] == known[1], placed.where
+        assert known[3] not in service.committed, placed.where
+        assert service.committed[-1] == known[2], placed.where
         if not placed.has_fired:
             break
     assert line > 30, "the lines of the path"
 
 
-@pytest.mark.parametrize("what", ["client.close", "abort", "close", "health", "stop"])
+# What a handler does: each in turn, one line after another; the slow tests do each at every line.
+IN_TURN = "each in turn"
+
+
+def slowly(*names: str) -> list[Any]:
+    """Return the parameters of a test of signal handlers."""
+    return [IN_TURN, *(pytest.param(name, marks=pytest.mark.slow) for name in names)]
+
+
+def handler(calls: dict[str, Callable[[], object]], what: str, line: int) -> Callable[[], object]:
+    """Return the call that *what* names, or that it is the turn of."""
+    return list(calls.values())[line % len(calls)] if what == IN_TURN else calls[what]
+
+
+@pytest.mark.parametrize("what", slowly("client.close", "abort", "close", "health", "stop"))
 def test_a_signal_handler_may_call_any_method_at_any_line(what: str):
     """A handler that closes, aborts, stops or looks at the health returns, whatever line of the
     client it interrupts, and the iteration goes on or ends.
@@ -274,7 +302,7 @@ def test_a_signal_handler_may_call_any_method_at_any_line(what: str):
             }
             service.send(1, 2)
             service.send(3, 1)
-            with handled_at(line, calls[what]) as placed:
+            with handled_at(line, handler(calls, what, line)) as placed:
                 for batch in subscription:
                     if batch.first_seq == 3:
                         break
@@ -339,7 +367,7 @@ def test_an_interrupt_at_any_line_of_a_publisher_loses_nothing():
     assert line > 60, "the lines of the path"
 
 
-@pytest.mark.parametrize("what", ["client.close", "close", "flush", "send", "counts"])
+@pytest.mark.parametrize("what", slowly("client.close", "close", "flush", "send", "counts"))
 def test_a_signal_handler_may_use_a_publisher_at_any_line(what: str):
     """A handler that sends, waits for results, or closes returns, whatever line of the client it
     interrupts, and so does the interrupted call.
@@ -357,7 +385,8 @@ def test_a_signal_handler_may_use_a_publisher_at_any_line(what: str):
                 "send": lambda: publisher.send({"n": 9}).result(PATIENCE),  # noqa: B023
                 "counts": lambda: publisher.counts,  # noqa: B023
             }
-            with handled_at(line, calls[what]) as placed, suppress(LocalProtocolError):
+            call = handler(calls, what, line)
+            with handled_at(line, call) as placed, suppress(LocalProtocolError):
                 receipt = publisher.send({"n": 1})
                 with suppress(PublishError):  # the client was closed
                     receipt.result(PATIENCE)
