@@ -518,3 +518,23 @@ def test_the_last_position_is_stored_before_the_end():
     assert harness.step(0.1) == Store()
     assert stored(harness, 0.1) == position(2)
     assert harness.step(0.1) == End()
+
+
+def test_the_newest_position_is_needed_only_where_it_may_be_stored():
+    """While there is something to hand out, the position matters once per interval; without, it
+    matters at once.
+    """
+    harness = ConsumerHarness()
+    consumer, queued = harness.consumer, arrival(1, b"\x02", b"\x04")
+    assert consumer.needs_position(0.0, queued)  # nothing was stored yet
+    consumer.storable(position(1))
+    consumer.stored(position(1), 0.0)
+    assert not consumer.needs_position(9.9, queued)
+    assert consumer.needs_position(9.9, None)
+    assert consumer.needs_position(10.0, queued)
+    harness.queue.append(queued)
+    harness.hand_out()
+    consumer.hand.given = Opened(queued_batch := consumer.hand.given)
+    consumer.hand.given.last = queued_batch.first_seq
+    consumer.asked()  # the second event of the batch comes next
+    assert not consumer.needs_position(9.9, None)

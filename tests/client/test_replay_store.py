@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 
 import pytest
@@ -17,17 +18,25 @@ from sfpubsub import (
     DefaultMappingReplayStore,
     FileReplayStore,
     MappingReplayStore,
+    PubSubClient,
     ReplayId,
     ReplayOption,
+    Session,
     StartPosition,
 )
+from sfpubsub.config import Timings
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.protocol.events import Response
+from sfpubsub.transports.calls import AT_ONCE
+from sfpubsub.transports.memory import MemoryTransport
+from sfpubsub.types import RawEvent
 
 from ..conftest import PATIENCE, until
 from .test_managed import TOPIC, collect, orders
 from .test_plain import MemoryStore
 
+SCHEMA = '{"type": "record", "name": "Tick__e", "fields": [{"name": "n", "type": "int"}]}'
 ONE, TWO = ReplayId(b"\x00\x01\xff\n"), ReplayId(b"\x02")
 
 
@@ -306,3 +315,37 @@ def test_failing_store_does_not_hide_the_applications_error(run_emulator, connec
     with pytest.raises(KeyError, match="of the application"):
         application()
     assert subscription.health().state == "closed"
+
+
+def test_a_batch_that_is_ready_waits_for_no_thread_although_positions_are_stored():
+    """Requests for batches that were received do not wait until the client's threads have noted
+    the acks of earlier ones, except when a position is due to be stored.
+    """
+    service = MemoryTransport({"tick": SCHEMA})
+    kept: dict[str, bytes] = {}
+    session = Session("00D000000000001!token", "https://example.my.salesforce.com")
+    timings = Timings(store_interval=1000.0)
+    with PubSubClient(session, transport=service, timings=timings) as client:
+        subscription = client.subscribe(TOPIC, replay="earliest", replay_store=kept)
+        call = service.next_call(PATIENCE)
+        for number in range(1, 7):
+            event = RawEvent(f"e{number}", "tick", bytes([2 * number]), ReplayId(b"r%d" % number))
+            call.respond(Response((event,), event.replay_id, 50, "rpc"))
+        until(lambda: subscription.health().pending_count == 6, "the events")
+        for _ in range(2):
+            assert subscription.next_batch(PATIENCE) is not None
+        assert kept == {TOPIC: b"r1"}
+        held = threading.Event()
+        driver = subscription._delivery.driver
+        driver._alarm.post(lambda: held.wait(PATIENCE))
+        began = time.monotonic()
+        try:
+            for number in range(3, 7):
+                batch = subscription.next_batch(PATIENCE)
+                assert batch is not None
+                assert [event.value["n"] for event in batch] == [number]
+            assert time.monotonic() - began < AT_ONCE
+        finally:
+            held.set()
+        subscription.next_batch(0.0)  # nothing more: what is acked is stored
+        assert kept == {TOPIC: b"r6"}

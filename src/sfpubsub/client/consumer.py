@@ -282,9 +282,13 @@ class Consumer:
             self._unstored = position
             self._seen = position
 
+    def may_store(self, now: float) -> bool:
+        """Return whether the store interval has passed, so that a new position would be stored."""
+        return now >= self._store_due
+
     def is_store_due(self, now: float) -> bool:
         """Return whether the acked position is due to be stored."""
-        return self._unstored is not None and now >= self._store_due
+        return self._unstored is not None and self.may_store(now)
 
     def to_store(self, now: float, *, last: bool = False) -> ReplayId | None:
         """Return the position to store now; None if no position needs to be stored yet.
@@ -295,6 +299,13 @@ class Consumer:
                 not due is returned.
         """
         return self._unstored if last or self._store_when_idle or self.is_store_due(now) else None
+
+    def needs_position(self, now: float, head: Arrival | None) -> bool:
+        """Return whether `next` must know the newest position, because it may store it.
+
+        While there is something to hand out, a position is stored only once per interval.
+        """
+        return self.may_store(now) or (head is None and not self._prepared.batches)
 
     def stored(self, position: ReplayId, now: float) -> None:
         """Record that *position* has been stored durably, and restart the store interval.

@@ -138,17 +138,14 @@ class Delivery:
     def asked(self) -> None:
         """Handle the application's request for the next batch.
 
-        With ``ack="auto"``, this marks the previous batch as done. The batch is acked immediately
-        if the subscription has a store, and otherwise by the next call to `turn`. A caller that may
-        block before that call must first call `ack_done`.
+        With ``ack="auto"``, this marks the previous batch as done. The batch is acked by the next
+        call to `turn`. A caller that may block before that call must first call `ack_done`.
         """
         self._has_taken = False
         # Read and acked before `asked` resets it, so that an interrupted call can be repeated.
         done = self._in_hand
         if done is not None:
             self._done = done
-            if self.store is not None:
-                self.ack_done()  # the next step may store what is acked
         with self._lock:
             self._consumer.asked()
 
@@ -223,11 +220,14 @@ class Delivery:
         driver = self.driver
         # Read before checking the queue, so that events before the end are taken first.
         over = driver.over
+        head, now = driver.peek(), time.monotonic()
         with self._lock:
-            self._note_storable()
+            if self.store is not None and self._consumer.needs_position(now, head):
+                self.ack_done()
+                self._note_storable()
             return self._consumer.next(
-                time.monotonic(),
-                driver.peek(),
+                now,
+                head,
                 over=over or self._stopped,
                 discarded=self.discards,
             )
@@ -348,8 +348,11 @@ class Delivery:
 
     def _is_store_due(self) -> bool:
         with self._lock:
+            now = time.monotonic()
+            if not self._consumer.may_store(now):
+                return False
             self._note_storable()
-            return self._consumer.is_store_due(time.monotonic())
+            return self._consumer.is_store_due(now)
 
     def _note_storable(self) -> None:
         if self.store is not None:  # under the lock, so that no newer position is overwritten
