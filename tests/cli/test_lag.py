@@ -24,6 +24,7 @@ from sfpubsub.client.batch import EventBatch
 from sfpubsub.config import Settings
 from sfpubsub.config.state import state_dir
 from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
+from sfpubsub.spark.mirror.status import ObjectStatus
 from sfpubsub.types import Health, RawEvent, ReplayId
 
 from ..avro.schemas import ORDER
@@ -134,6 +135,32 @@ def test_file_records_positions_and_times(state):
         assert only_status(state).last_message_at == only_status(state).last_commit_at == NOW + 10
     ended = only_status(state)
     assert (ended.ended_at, ended.is_alive()) == (NOW + 70, False)
+
+
+def test_lag_shows_how_far_each_table_of_a_mirror_is(state, capsys):
+    """`lag` shows for each object how far its table is behind the stream, and why it waits."""
+    objects = [
+        ObjectStatus("Account", "current", records=8),
+        ObjectStatus(
+            "Case", "waiting", {"read": "no API calls are left"}, behind=660.0, queued=3,
+            oldest_entry=NOW - 60.0, parked_rows=20,
+        ),
+    ]  # fmt: skip
+    with keep_status(Clock(NOW)) as status:
+        status.follow(Subscription())
+        status.follow_objects(lambda: objects)
+    assert run(["lag"]) == 0
+    *_, first, second = capsys.readouterr().out.splitlines()
+    assert first.split() == ["Account", "current"]
+    assert "waiting: no API calls are left" in second
+    assert " behind the stream" in second
+    assert "3 to be reread" in second
+    assert "20 deletions wait for a confirmation" in second
+    assert run(["lag", "--json"]) == 0
+    account, case = json.loads(capsys.readouterr().out)["objects"]
+    assert (account["object"], account["records"], account["behind_s"]) == ("Account", 8, None)
+    assert case["behind_s"] >= 660.0
+    assert case["waits"] == {"read": "no API calls are left"}
 
 
 def test_commit_response_counts_as_a_response(emulator, connect):

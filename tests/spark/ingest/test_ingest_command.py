@@ -426,6 +426,7 @@ def test_jvm_crash_fails_the_write_and_acks_nothing(tmp_path: Path):
                   "--batch-events", "3")  # fmt: skip
     assert writing.returncode == 1, writing.stderr
     assert "not acked" in writing.stderr or "nothing was acked" in writing.stderr
+    assert "Spark's Java process has ended" in writing.stderr
     assert "log ['leave after WriteError'] []" in writing.stderr
     assert "Traceback" not in writing.stderr
     assert not list((tmp_path / "t").glob("ingest_date=*/batch=*"))

@@ -20,7 +20,7 @@ from pyspark.sql.functions import col
 from sfpubsub.emulator.org.records.fields import SObject
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.spark.mirror import log
+from sfpubsub.spark.mirror import bounded, log
 from sfpubsub.spark.mirror.folding import Merging
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
 from sfpubsub.spark.mirror.mirrored_object import MirroredObject
@@ -118,6 +118,26 @@ def test_fields_that_change_or_go_are_followed_without_an_event(
         assert world.rows()[first]["Old__c"] == "y"
         assert mirror.report.reads == 3
         world.check()
+
+
+def test_more_entries_than_the_queue_holds_become_one_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """If events ask for more reads by id than the queue may hold, the object is read whole instead,
+    and the table equals it again.
+    """
+    monkeypatch.setattr(bounded, "MOST_ENTRIES", 4)  # instead of creating 100,000 records
+    account = world.emulator.records.describe("Account")
+    formula = {"name": "Half__c", "type": "double", "formula": "NumberOfEmployees / 2"}
+    world.emulator.records.put_object(account.with_field(formula))
+    with world.mirror() as mirror:
+        world.settle(mirror)
+        made = [world.create(1, NumberOfEmployees=8)[0] for _ in range(10)]
+        until(world.has_received_all, "the events", PATIENCE)
+        world.settle(mirror)
+        world.check()
+        assert {world.rows()[each]["Half__c"] for each in made} == {4}
+        assert mirror.report.reads == 2
 
 
 def test_archived_records_are_not_suspected_by_a_sweep(world: World):

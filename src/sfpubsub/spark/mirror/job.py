@@ -429,7 +429,7 @@ class Mirror:
         for name in self._objects:
             account = self._ledger.of(name)
             waits = {str(why): wait.text for why, wait in self.waiting.of(name).items()}
-            if all_wait is not None and (entries.get(name) or account.newest is None):
+            if all_wait is not None and (waits or entries.get(name) or account.newest is None):
                 waits.setdefault(str(Why.READ), all_wait)
             if self._signals.is_paused:
                 waits["paused"] = "the mirror is paused until sfpubsub mirror signal --resume"
