@@ -65,6 +65,10 @@ class Gap:
     """The service's id for the call or response that showed the gap, if known."""
     entity: str | None = None
     """API name of the only object whose events may be missing; None if any event may be."""
+    occurrence: str = ""
+    """What tells a gap of one object from an earlier one, such as the number of the interruption;
+    empty if the positions do.
+    """
 
     def __str__(self) -> str:
         known_good = self.after.hex() if self.after else "the start"

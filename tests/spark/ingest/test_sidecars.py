@@ -204,6 +204,16 @@ def test_repeated_gap_is_one_row(local, clock, tmp_path: Path):
     assert len(lines(tmp_path / ".orders.sfpubsub" / "_gaps")) == 2
 
 
+def test_gap_of_an_object_is_known_by_its_occurrence(local, tmp_path: Path):
+    """After a crash, the gap of an object is found again with other positions, and in a quiet org
+    two gaps have the same ones: what tells them apart is what has happened.
+    """
+    for occurrence, position in (("1", 1), ("1", 2), ("2", 2)):
+        gap = Gap("rights", TOPIC, replay_id(position), entity="Account", occurrence=occurrence)
+        local.keep_gaps([gap])
+    assert len(lines(tmp_path / ".orders.sfpubsub" / "_gaps")) == 2
+
+
 def test_commits_are_batched_into_few_files_and_writes(local, clock, tmp_path: Path, monkeypatch):
     """Commit records are written together every 5 s, or earlier once they fill a file.
 

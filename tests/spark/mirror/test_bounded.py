@@ -6,7 +6,13 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from sfpubsub.spark.mirror.bounded import MOST_ENTRIES, bounded, entry_row, entry_rows
+from sfpubsub.spark.mirror.bounded import (
+    MOST_ABSENT,
+    MOST_ENTRIES,
+    bounded,
+    entry_row,
+    entry_rows,
+)
 from sfpubsub.spark.mirror.queue import entry_of
 from sfpubsub.spark.mirror.reads import AsOf, Read, heals
 from sfpubsub.spark.tables.records import Cue, Reason
@@ -45,6 +51,24 @@ def test_one_entry_stands_for_more_than_a_hundred_thousand():
     assert heals(Read(AsOf(MOST_ENTRIES, 7), None, None), entry)
     assert not heals(Read(AsOf(MOST_ENTRIES - 1, 7), None, None), entry)
     assert not heals(Read(AsOf(MOST_ENTRIES, 6), None, None), entry)
+
+
+def test_missing_records_are_never_replaced_by_one_entry():
+    """A read of the whole object decides no absence, so it must not stand for entries about it: the
+    first 50,000 are kept, and those of a later read of the same records too. What is parked or
+    confirmed keeps all of its entries.
+    """
+    found = table(MOST_ENTRIES + 2, Reason.ABSENT).slice(0, MOST_ENTRIES + 1)
+    rows = entry_rows("Account", found, 7, asked=True)
+    assert (len(rows), {row["reason"] for row in rows}) == (MOST_ABSENT, {"absent"})
+    again = [{**row, "step": 8} for row in rows]
+    assert bounded(again, rows) == again
+    cue = Cue(Reason.ABSENT, None, None, 1)
+    assert bounded([entry_row("Account", "001x", cue, 8)], rows) == []
+    parked = [{**row, "reason": reason} for row in rows for reason in ("parked", "confirmed")]
+    assert bounded(parked, rows) == parked
+    one = entry_row("Account", "001x", Cue(Reason.GAP, "UPDATE", AT, 1), 8)
+    assert bounded([one], parked) == [one], "an entry about a change was replaced"
 
 
 def test_queue_stays_bounded_whatever_is_added():

@@ -311,6 +311,18 @@ def test_absence_counts_only_after_the_last_event():
     assert gone.mirrored.record.reread_reason is Reason.ABSENT
 
 
+def test_a_record_left_out_of_a_whole_read_is_read_once_more():
+    """A read of all records closes the entry about all, also for a record that it has left out. If
+    an event keeps this absence from counting, only a further read can tell the record's values.
+    """
+    changed = known("1", 6)
+    about_all = Entry(None, Cue(Reason.GAP, None, None, 4))
+    found = absent(changed, read(5), about_all, by_id=False)
+    assert found.mirrored == changed
+    assert [(each.record_id, each.cue.reason) for each in found.added] == [(X, Reason.SWEEP)]
+    assert absent(changed, read(5), by_id=False).added == ()
+
+
 def test_a_row_is_deleted_by_absence_only_after_two_reads():
     """The first read only marks the row; the second must request the record by its id, and begin a
     margin after the mark was durable.

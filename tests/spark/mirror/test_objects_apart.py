@@ -128,6 +128,38 @@ def test_job_that_failed_is_replaced_by_a_new_read(
         world.check()
 
 
+def test_a_signal_ends_a_read_that_is_running(
+    spark: SparkSession, tmp_path: Path, emulator: EmulatorServer
+):
+    """A read that is given up ends, and the signal is answered once: it does not end the new read,
+    too. The next process starts although its last step is about an object that is not mirrored any
+    more.
+    """
+    world = World(spark, tmp_path, emulator, TABLE_FORMAT)
+    world.objects = ["Account", "Order__c"]
+    world.create(12)
+    mailbox = Mailbox(spark, world.place)
+
+    def is_answered() -> bool:
+        world.advance(mirror)
+        world.pass_time(3.0)
+        return not mailbox.waiting()
+
+    with world.mirror(piece_rows=1) as mirror:
+        reach(world, mirror, lambda: mirror.report.records > 0)
+        mailbox.put(Signal("abandon-read", "Account"))
+        until(is_answered, "the answer", PATIENCE)
+        world.settle(mirror)
+        world.check()
+        mailbox.put(Signal("reread", "Order__c"))
+        reach(world, mirror, lambda: status_of(mirror, "Order__c").queued > 0)
+        mirror.engine.remove("Order__c")  # as a start does if the org no longer has it
+    world.objects = ["Account"]
+    with world.mirror() as mirror:
+        world.settle(mirror)
+        world.check()
+
+
 def test_events_are_ingested_without_a_single_call_to_the_org(
     spark: SparkSession,
     tmp_path: Path,
@@ -135,7 +167,7 @@ def test_events_are_ingested_without_a_single_call_to_the_org(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """With the limit of API calls used up, a mirror that is restarted still ingests and applies
-    events; it reads nothing, and says why.
+    events; it reads nothing, and says why. A signal that needs the org waits, and stops nothing.
     """
     point_at(emulator, monkeypatch)
     monkeypatch.setattr(session, "spark_session", lambda *_, **__: nullcontext(spark))
@@ -159,6 +191,8 @@ def test_events_are_ingested_without_a_single_call_to_the_org(
     run().all(None, {}, StopRequest(), once=True)
     emulator.api_calls.set_remaining(0, emulator.clock.now())
     emulator.records.update("Account", account, {"Phone": "1"}, user)
+    mailbox = Mailbox(spark, Place.parse(lake, TABLE_FORMAT))
+    mailbox.put(Signal("add", "Order__c"))
     again, stop = run(), StopRequest()
     thread = threading.Thread(target=again.all, args=(None, {}, stop), kwargs={"once": False})
     thread.start()
@@ -172,3 +206,4 @@ def test_events_are_ingested_without_a_single_call_to_the_org(
         stop._handle(signal.SIGTERM, None)
         thread.join()
     assert again.summary()["records"] == 0
+    assert [each.kind for each in mailbox.waiting()] == ["add"]

@@ -27,6 +27,16 @@ def test_a_lost_position_is_open_until_the_next_one_is_durable():
     assert not found.is_awaited
 
 
+def test_a_gap_is_not_open_for_ever_if_the_mirror_looks_late():
+    """The stream's thread notes the gap before it writes what came after it, so a mirror that looks
+    only later knows that the position is a new one, also if no event follows for days.
+    """
+    found = OpenGap()
+    lost = replace(NEW, last_position=NEXT, gaps=(Gap("rejected", "T", OLD),))
+    assert found.observe(lost, OLD)
+    assert not found.is_open(lost, NEXT, 1)
+
+
 @pytest.mark.parametrize("reason", ["expired", "rights", "deselected"])
 def test_a_gap_that_is_found_on_the_stream_is_open_until_it_is_stored(reason):
     """The stream already has its position behind such a gap, but another process would not know the

@@ -306,6 +306,7 @@ def test_agenda_returns_what_is_due():
     assert agenda.reason(account, with_formula, 15.0) is Reason.FORMULA
     assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 24.0) == []
     assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 25.0) == ["Account"]
+    assert agenda.to_sweep([("Account", account)], 4.0) == ["Account"], "the clock was ahead"
     account.selected = COLUMNS.selected  # without a formula, but with a field in no event
     in_events = frozenset(each.field.lower() for each in COLUMNS.columns)
     assert agenda.reason(account, replace(COLUMNS, reported=in_events), 15.0) is None

@@ -109,6 +109,7 @@ def test_a_deselected_object_is_one_gap_and_waits_until_it_is_selected_again():
     assert [(gap.reason, gap.subscription, gap.after, gap.entity) for gap in org.gaps] == [
         ("deselected", NAME, good, "Account")
     ]
+    assert org.gaps[0].occurrence == "member 1", "its positions do not tell it from the next one"
     assert "sfpubsub channel add ChangeEvents Account" in str(org.waits)
     org.members["AccountChangeEvent"] = Member("2")
     org.look()
@@ -155,6 +156,20 @@ def test_a_restart_does_not_forget_that_an_object_was_deselected():
     org.look()
     org.look(SETTLING)
     assert (org.asked, org.waits, len(org.gaps)) == (["Account", "Account"], None, 1)
+
+
+def test_a_removed_object_is_forgotten():
+    """Nothing is asked about an object that was removed from the mirror before it has settled."""
+    org = Org()
+    org.look()
+    del org.members["AccountChangeEvent"]
+    org.look()
+    org.members["AccountChangeEvent"] = Member("2")
+    org.look()
+    org.watch.forget("Account")
+    org.now += SETTLING
+    assert not org.watch.advance([], NAME, None)
+    assert (org.asked, org.waits, org.stored) == ([], None, {})
 
 
 def test_a_filter_set_in_mid_run_is_a_gap_that_waits():

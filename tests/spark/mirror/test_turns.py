@@ -206,6 +206,9 @@ def test_object_whose_read_failed_waits_alone():
     failures.succeeded("Account")
     failures.failed("Account", refused, 0.0, 5.0)
     assert failures.may_read("Account", 10.0)
+    failures.failed("Account", refused, 0.0, 5.0)  # a describe request, during a read
+    failures.succeeded("Account")  # the read
+    assert not waiting.of("Account")
     down: SfPubSubError = StreamUnavailableError("down")
     assert failures.failed("Account", down, 100.0, 5.0) is Scope.ORG
     assert not failures.may_ask(109.0)

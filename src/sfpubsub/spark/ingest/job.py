@@ -348,6 +348,8 @@ class IngestJob:
             # later; all collected events came before it.
             self._keep_gaps(health.gaps[:-1] if health.has_ended else health.gaps)
             self._note_confirmed(health)
+            if self._on_health is not None:  # with the gaps that came before these events
+                self._on_health(health)
         since = self._clock()
 
         def write() -> tuple[WriteResult, float]:

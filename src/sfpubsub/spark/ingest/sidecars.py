@@ -198,7 +198,8 @@ class Sidecars:
             }
             if gap.entity is not None:
                 record["entity"] = gap.entity
-            name = _name_of(record)
+            same = {"after": None, "before": None, "occurrence": gap.occurrence}
+            name = _name_of({**record, **(same if gap.occurrence else {})})
             names.append(name)
             files = self._gaps or self._files(GAPS_NAME)
             if files.read(name) is None:

@@ -105,7 +105,7 @@ class Agenda:
             return True
         if self._end_after is not None and last >= self._end_after:
             return False
-        return now - last >= every
+        return not 0.0 <= now - last < every  # a time in the future is that of a wrong clock
 
 
 class RequestBackoff:

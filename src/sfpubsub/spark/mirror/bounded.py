@@ -4,6 +4,10 @@ The driver has an object in memory for each entry. If there were more than `MOST
 object, one entry about all its records stands for the new ones: it is closed only by a read that
 would close each of them. So many records would be read as a whole anyway (planning.py).
 
+Entries about absence are not replaced in this way, because a read of the whole object decides no
+absence. Beyond `MOST_ABSENT`, a missing record has none: its row stays, marked, and the next sweep
+finds it again. So many absences are parked (absences.py) until a user has confirmed them.
+
 This module is pure: no Spark, no I/O, no clock.
 """
 
@@ -22,11 +26,18 @@ from sfpubsub.spark.tables.records import Cue, Reason
 # Entries of one object in memory: about 100 MB.
 MOST_ENTRIES = 100_000
 
+# Entries of one object about records that a read did not return, or that are parked.
+MOST_ABSENT = 50_000
+
+_ABSENT = str(Reason.ABSENT)
+_ABOUT_ABSENCE = tuple(str(each) for each in Reason if each.is_about_absence)
+
 
 def entry_rows(
     entity: str, found: pa.Table, step: int, *, asked: bool = False
 ) -> list[dict[str, Any]]:
-    """Return rows of the reread queue, or one row if there would be more than `MOST_ENTRIES`.
+    """Return rows of the reread queue: one row instead of more than `MOST_ENTRIES`, and no more
+    than `MOST_ABSENT` about records that a read did not return.
 
     Args:
         entity: The object.
@@ -35,13 +46,20 @@ def entry_rows(
         step: Number of the step that adds the entries.
         asked: See `entry_row`.
     """
-    if len(found) <= MOST_ENTRIES:
-        return [
-            {**row, "entity_name": entity, "step": step, "asked": step if asked else 0}
-            for row in found.to_pylist()
-        ]
-    reasons = [Reason(each) for each in pc.unique(found["reason"]).to_pylist()]
-    return [_whole(entity, reasons, pc.max(found["since_seq"]).as_py(), step, asked=asked)]
+    is_absence = pc.is_in(found["reason"], value_set=pa.array(_ABOUT_ABSENCE))
+    absences, others = found.filter(is_absence), found.filter(pc.invert(is_absence))
+    is_first = pc.equal(absences["reason"], _ABSENT)
+    kept = [absences.filter(pc.invert(is_first)), absences.filter(is_first)[:MOST_ABSENT]]
+    rows: list[dict[str, Any]] = []
+    if len(others) <= MOST_ENTRIES:
+        kept.append(others)
+    else:
+        reasons = [Reason(each) for each in pc.unique(others["reason"]).to_pylist()]
+        rows.append(_whole(entity, reasons, pc.max(others["since_seq"]).as_py(), step, asked=asked))
+    return rows + [
+        {**row, "entity_name": entity, "step": step, "asked": step if asked else 0}
+        for row in pa.concat_tables(kept).to_pylist()
+    ]
 
 
 def bounded(
@@ -53,11 +71,23 @@ def bounded(
         rows: The new rows.
         open_rows: The rows that the queue already has.
     """
-    known = Counter(row["entity_name"] for row in open_rows)
+    known: Counter[str] = Counter()
+    missing: dict[str, set[str]] = {}  # ids of records with an entry about their absence
+    for row in open_rows:
+        if row["reason"] in _ABOUT_ABSENCE:
+            missing.setdefault(row["entity_name"], set()).add(row["record_id"])
+        else:
+            known[row["entity_name"]] += 1
     new: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        new.setdefault(row["entity_name"], []).append(row)
     found: list[Mapping[str, Any]] = []
+    for row in rows:
+        if row["reason"] not in _ABOUT_ABSENCE:
+            new.setdefault(row["entity_name"], []).append(row)
+            continue
+        ids = missing.setdefault(row["entity_name"], set())
+        if row["reason"] != _ABSENT or row["record_id"] in ids or len(ids) < MOST_ABSENT:
+            ids.add(row["record_id"])
+            found.append(row)
     for entity, own in new.items():
         if known[entity] + len(own) <= MOST_ENTRIES:
             found += own

@@ -128,6 +128,7 @@ class Failures:
         """Record that a read of an object succeeded."""
         self._org.reset()
         self._own.pop(entity, None)
+        self._waiting.end(entity, Why.READ)
 
     def may_ask(self, clock: float) -> bool:
         """Return whether requests to the org are not held back altogether."""

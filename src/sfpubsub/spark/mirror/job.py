@@ -126,6 +126,7 @@ class Mirror:
         self._named = frozenset(objects)
         self._unchecked: list[str] = []
         self._dropping: set[str] = set()
+        self._unanswered: set[str] = set()  # objects whose read a signal ends; they begin none
         self._described: dict[str, ObjectDescription] = {}
         self._described_at: dict[str, float] = {}
         self._stopping = threading.Event()
@@ -189,10 +190,11 @@ class Mirror:
                 )
             )
             self._since = Since(self.tables)
+            self._sidecars = Sidecars(spark, raw, clock=wall)
             self._rights = Rights(
                 reader,
                 self.tables.queue,
-                Sidecars(spark, raw, clock=wall),
+                self._sidecars,
                 self.waiting,
                 lambda name: self._ask(name, Reason.GAP, forgets_absences=True),
                 self._say,
@@ -396,6 +398,7 @@ class Mirror:
             and self._fetching.is_idle
             and self._to_describe() is None
             and all(each.entity in self._parked() for each in self._sweeps())
+            and not any(Why.READ in self.waiting.of(name) for name in self._objects)
             and all(
                 self._ledger.of(name).newest is not None
                 and not self._hand.entries().get(name)
@@ -467,16 +470,25 @@ class Mirror:
         if self._signals.is_paused != was_paused:
             self._say("resumed" if was_paused else "paused until a resume signal")
         for signal in signals:
-            if signal.entity not in self._dropping:  # otherwise it is repeated
+            if signal.needs_org and not self._failures.may_ask(self._clock()):
+                continue  # it stays in the mailbox
+            if signal.entity not in self._unanswered:  # otherwise it is repeated
                 self._say(f"received signal: {signal.kind} {signal.entity}")
             try:
                 is_done = self._answer(signal)
             except SfPubSubError as error:
-                if scope_of(error) not in (Scope.OBJECT, Scope.GONE):
+                scope = scope_of(error)
+                if scope is Scope.MIRROR:
                     raise
-                is_done = True
-                _log.warning("skipping a signal to the mirror that cannot be processed: %s", error)
+                is_done = scope is not Scope.ORG
+                if is_done:
+                    _log.warning(
+                        "skipping a signal to the mirror that cannot be processed: %s", error
+                    )
+                else:
+                    self._failures.failed_all(error, self._clock())
             if is_done:
+                self._unanswered.discard(signal.entity or "")
                 self._signals.done(signal)
 
     def _answer(self, signal: Signal) -> bool:
@@ -509,6 +521,7 @@ class Mirror:
             if parked:
                 self._ask(name, Reason.CONFIRMED, parked)
         elif not self._drop(name):
+            self._unanswered.add(name)
             return False
         elif signal.kind == "remove":
             self._remove(name)
@@ -524,6 +537,7 @@ class Mirror:
         self.tables.remove(name)
         self._failures.forget(name)
         self._rights.forget(name)
+        self._selection.forget(name)
         self._say(f"{name} is no longer mirrored; its rows stay as they are")
 
     # Objects that come and go.
@@ -650,12 +664,19 @@ class Mirror:
         return self._selection.advance(self._objects, state.name, position)
 
     def _report_gap(self, gap: Gap) -> None:
-        """Report a gap of one object; if it is not stored, request its reread at once."""
+        """Store and report a gap of one object, and request its reread.
+
+        The stream stores the gap too, but not at once.
+        """
+        names = self._sidecars.keep_gaps([gap])
+        if gap.entity is not None:
+            self._ask(gap.entity, Reason.GAP)
+        kept = self.tables.queue.gaps()
+        self.tables.queue.keep_gaps(list(dict.fromkeys([*kept, *names])))
         if self._tell_gap is not None:
             self._tell_gap(gap)
-        elif gap.entity is not None:
+        else:
             _log.warning("%s", gap)
-            self._ask(gap.entity, Reason.GAP)
 
     def _ask_for_objects(self) -> bool:
         """Request the next read that is due: a first read, or one for new fields or stale formulas.
@@ -701,7 +722,7 @@ class Mirror:
         try:
             self._rights.check(names, self._position)
         except SfPubSubError as error:
-            if scope_of(error) is not Scope.ORG:
+            if scope_of(error) is Scope.MIRROR:
                 raise
             self._failures.failed_all(error, self._clock())
             return False
@@ -737,6 +758,7 @@ class Mirror:
             name
             for name in self._objects
             if not self._fetching.has(name)
+            and name not in self._unanswered
             and self._failures.may_read(name, clock)
             and self._is_visible(name)
         ]

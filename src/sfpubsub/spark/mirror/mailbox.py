@@ -74,6 +74,11 @@ class Signal:
     then, the mirror deletes none.
     """
 
+    @property
+    def needs_org(self) -> bool:
+        """Whether the org has to be asked to process it."""
+        return self.kind == "add" or self.where is not None
+
 
 class Mailbox:
     """The mailbox of one mirror. Not thread-safe.

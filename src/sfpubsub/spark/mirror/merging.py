@@ -185,8 +185,9 @@ def merge_absence(
         return Outcome(None, (), healed)
     seq = read.as_of.ingest_seq
     if not proves_deletion(mirrored, read, open_entries):
-        # If this read has closed the only entry of a row that is still marked, read it once more.
-        again = (Entry(record_id, Cue(Reason.SWEEP, None, None, seq)),) if healed else ()
+        # This read closes an entry, its own or one about all records, but has not updated the row.
+        is_healed = len(open_entries) < len(entries)
+        again = (Entry(record_id, Cue(Reason.SWEEP, None, None, seq)),) if is_healed else ()
         return Outcome(mirrored, again, healed)
     old = mirrored.record
     standing = _standing(record_id, old, entries, healed) if twice else Reason.CONFIRMED

@@ -22,6 +22,21 @@ class OpenGap:
         self.is_awaited: bool = False
         """Whether the stream lost its position, and its next one is not durable yet."""
 
+    def observe(self, health: Health, position: ReplayId | None) -> bool:
+        """Note new gaps after which the stream has to continue; return whether there are any.
+
+        Call this before anything that came after a gap is made durable.
+
+        Args:
+            health: The subscription's health.
+            position: The durable position after which another process would continue.
+        """
+        lost = sum(gap.reason not in _ON_THE_STREAM for gap in health.gaps)
+        if lost <= self._lost:
+            return False
+        self._lost, self._at, self.is_awaited = lost, position, True
+        return True
+
     def is_open(self, health: Health, position: ReplayId | None, kept: int) -> bool:
         """Return whether the stream is not known to have continued after all its gaps.
 
@@ -30,9 +45,7 @@ class OpenGap:
             position: The durable position after which another process would continue.
             kept: Number of the subscription's gaps that are stored.
         """
-        lost = sum(gap.reason not in _ON_THE_STREAM for gap in health.gaps)
-        if lost > self._lost:
-            self._lost, self._at, self.is_awaited = lost, position, True
+        if self.observe(health, position):
             return True
         if self._lost:
             is_behind = position is not None and position != self._at

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sfpubsub.errors import ConfigurationError, PermissionDeniedError, RequestRefusedError
 from sfpubsub.rest import Grant, OrgReader
@@ -29,6 +30,11 @@ _log = logging.getLogger("sfpubsub.spark")
 # considerations); how soon it begins again is not documented, so the same time is assumed. A read
 # that began earlier might miss a change whose event is not delivered either.
 SETTLING = 600.0
+
+
+# Error codes of a query for objects or fields that the user may not see (REST API guide, status
+# codes).
+_HIDDEN = frozenset({"INVALID_TYPE", "INVALID_FIELD"})
 
 
 class Rights:
@@ -117,8 +123,7 @@ class Rights:
             position: The stream's last position, for the description of a gap.
 
         Raises:
-            QuotaExceededError: The org's API calls are used up: nothing is concluded.
-            StreamUnavailableError: The org could not be asked: nothing is concluded.
+            SfPubSubError: The org could not be asked: nothing is concluded.
             WriteError: What was found could not be stored.
         """
         grants = self._grants(names)
@@ -128,7 +133,8 @@ class Rights:
             now = grants[name]
             finding, held = checked(self._stored().get(name), now)
             if finding is Finding.LOST:
-                self._lose(name, held, Gap("rights", _topic(name), gap_from, position, entity=name))
+                gap = Gap("rights", _topic(name), gap_from, position, entity=name)
+                self._lose(name, held, replace(gap, occurrence=f"interruption {held.epoch}"))
                 finding, held = checked(held, now)
             if finding is Finding.BACK:
                 self._return(name, held)
@@ -151,6 +157,9 @@ class Rights:
         try:
             return self._reader.grants(names)
         except (PermissionDeniedError, RequestRefusedError) as error:
+            is_denied = isinstance(error, PermissionDeniedError) and error.error_code is not None
+            if not is_denied and error.error_code not in _HIDDEN:
+                raise  # for example a proxy's answer, or a timeout: it says nothing about rights
             # The user may not even see permissions, so the right is not known to hold.
             _log.warning("the user's permissions cannot be read: %s", error)
             return dict.fromkeys(names, Grant())

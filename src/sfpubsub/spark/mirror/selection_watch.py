@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.spark.ingest.background import Background
@@ -38,7 +39,7 @@ class SelectionWatch:
         queue: Stores what is known.
         waiting: Where objects wait.
         ask: Requests a reread of all records of an object.
-        report_gap: Stores and reports a gap.
+        report_gap: Stores and reports a gap, and requests the reread of its object.
         say: Called with each message for the user.
         clock: Monotonic clock, in seconds.
         wall: Wall clock, in seconds since the epoch.
@@ -72,6 +73,7 @@ class SelectionWatch:
         # Objects whose events are delivered again: since when, and the id of the member.
         self._back: dict[str, tuple[float, str]] = {}
         self._error = ""  # of the last look, if it failed
+        self._is_failing = False  # whether it is repeated soon
         self._position: ReplayId | None = None  # of the stream, when the last good look began
         self._at_look: ReplayId | None = None
 
@@ -84,9 +86,12 @@ class SelectionWatch:
 
     @property
     def is_done(self) -> bool:
-        """Whether no look is due or under way, and no object is about to be reread."""
+        """Whether the last look is answered, none is due, and no object is about to be reread.
+
+        A look that the org refuses is answered; one that fails otherwise is repeated.
+        """
         is_looking = self._running is not None or self._clock() >= self._due
-        return self._look is None or not (is_looking or self._back)
+        return self._look is None or not (is_looking or self._back or self._is_failing)
 
     def advance(self, objects: Sequence[str], name: str, position: ReplayId | None) -> bool:
         """Begin a look, or act on one that has ended.
@@ -118,11 +123,12 @@ class SelectionWatch:
         except SfPubSubError as error:
             if not error.retryable:
                 self._due = self._clock() + LOOK_EVERY
+            self._is_failing = error.retryable
             is_new, self._error = str(error) != self._error, str(error)
             if is_new:
                 _log.warning("cannot look at the members of the channel: %s", error)
             return self._settle()
-        self._error = ""
+        self._error, self._is_failing = "", False
         self._due = self._clock() + LOOK_EVERY
         has_asked = self._act(selection, objects, name, position)
         self._seen.update(objects)
@@ -138,10 +144,12 @@ class SelectionWatch:
             now = selection.whole(entity)
             finding = compared(known, entity, now)
             if finding is Finding.LOST:
-                # Stored before it is forgotten that they were delivered: its reread is asked by the
-                # gap, and if the process is killed in between, by the next look.
-                self._report_gap(Gap("deselected", name, self._position, position, entity=entity))
+                # Before it is forgotten that they were delivered: if the process is killed in
+                # between, the next look finds the same gap.
+                gap = Gap("deselected", name, self._position, position, entity=entity)
+                self._report_gap(replace(gap, occurrence=f"member {known.get(entity)}"))
                 self._keep(entity, None)
+                has_asked = True
                 finding = compared(known, entity, now)
             elif finding is Finding.WITHHELD and entity in known and entity not in self._seen:
                 self._ask(entity)  # nothing else tells what has changed since the last process
@@ -155,6 +163,16 @@ class SelectionWatch:
             elif finding is Finding.DELIVERED:
                 self._keep(entity, now)
         return has_asked
+
+    def forget(self, entity: str) -> None:
+        """Forget an object that is no longer mirrored."""
+        self._back.pop(entity, None)
+        self._seen.discard(entity)
+        self._waiting.end(entity, Why.DESELECTED)
+        known = self._stored()
+        if entity in known:
+            del known[entity]
+            self._queue.keep_selected(known)
 
     def _return(self, entity: str, member: str) -> None:
         since, before = self._back.get(entity, (self._clock(), member))

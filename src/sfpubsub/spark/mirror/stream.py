@@ -123,6 +123,7 @@ class MirrorStream:
         self._error: BaseException | None = None
         self._health: Health | None = None
         self._open_gap = OpenGap()
+        self._looking = threading.Lock()  # the job's thread and the mirror's look at gaps
         self._gaps: tuple[KeptGap, ...] = ()
         # Number of the subscription's gaps when `_gaps` was read; -1 before.
         self._gaps_read = -1
@@ -215,7 +216,9 @@ class MirrorStream:
     def _has_open_gap(self, health: Health, position: ReplayId | None) -> bool:
         """Return whether the stream has yet to continue after a gap; if not, update `_gaps`."""
         count = len(health.gaps)
-        if self._open_gap.is_open(health, position, self.job.kept_gaps):
+        with self._looking:
+            is_open = self._open_gap.is_open(health, position, self.job.kept_gaps)
+        if is_open:
             return True
         if self._gaps_read != count:
             self._gaps, self._gaps_read = tuple(self._sidecars.gaps()), count
@@ -285,6 +288,10 @@ class MirrorStream:
             self._backlog.add(row["event_name"] or "", row["ingest_seq_max"], at)
 
     def _note_health(self, health: Health) -> None:
+        # In the job's thread, before it writes what came after a gap: later, the durable position
+        # would already be the one after the gap.
+        with self._looking:
+            self._open_gap.observe(health, self._position(health))
         self._health = health
         if self._on_health is not None:
             self._on_health(health)

@@ -138,12 +138,13 @@ class MirrorTables:
             self._apply(step)
         elif kind == "beside":
             note = note_of(step.plan.note)
-            if isinstance(note, Merge):
+            if isinstance(note, Remove) or note.entity not in self._objects:
+                # Or a new process, without the object, repeats the last step.
+                self.queue.clear(note.entity, step.plan.number)
+            elif isinstance(note, Merge):
                 self._merge(note, step)
             elif isinstance(note, Ask):
                 self._ask(note, step.plan.number)
-            elif isinstance(note, Remove):
-                self.queue.clear(note.entity, step.plan.number)
             else:
                 self._sweep(note, step.plan.number)
         elif kind == "rebuild":
