@@ -208,6 +208,8 @@ def run(
                     mirror.kill(blow)
                 elif blow not in CHANGES:
                     emulator.faults.add(fault_of(blow, rng))
+                    if blow == "move":
+                        mirror.run_until(lambda: _has_moved(emulator))
                 say(f"blow {number}/{len(blows)}: {blow}, after {writer.changes} changes")
             writer.raise_goal(changes)
             writer.finish(DEADLINE)
@@ -233,6 +235,12 @@ def run(
             if text := difference(wanted, found):
                 report.wrong[f"{name} by {reader}"] = text
     return report
+
+
+def _has_moved(emulator: EmulatorServer) -> bool:
+    """Return whether the mirror has met the org's move, before a restart hides it from it."""
+    rows = emulator.faults.report()
+    return all(row["happened"] for row in rows if row["kind"] == "move_org")
 
 
 def fault_of(blow: str, rng: random.Random, objects: Sequence[str] = OBJECTS) -> Fault:
@@ -319,6 +327,12 @@ class _Mirror:
         except subprocess.TimeoutExpired:
             return
         raise self._failure("exited by itself")
+
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        """Let the mirror run until *condition* returns True, but no longer than `DEADLINE`."""
+        deadline = time.monotonic() + DEADLINE
+        while not condition() and time.monotonic() < deadline:
+            self.run_for(1.0)
 
     def kill(self, whom: str) -> None:
         """Kill the driver, Spark's JVM or both, and restart the mirror."""
