@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -70,6 +71,10 @@ LAST_RUN = ("--once", "--refresh-formulas", "1s", "--sweep", "1s")
 
 # Longest time between two faults, in seconds: twice the start time of a mirror.
 LONGEST_LIFE = 25.0
+
+# Share of the blows that wait until the mirror has applied or read something since its start, and
+# for how many seconds at most: on a busy machine, it would otherwise be killed at each start.
+WORKING, LONGEST_WAIT = 0.75, 90.0
 
 # Seconds in which the last run must catch up; on a busy machine, it takes minutes.
 PATIENCE = 3600.0
@@ -202,6 +207,8 @@ def run(
         try:
             for number, blow in enumerate(blows, start=1):
                 writer.raise_goal(changes * number // (len(blows) + 1))
+                if rng.random() < WORKING:
+                    mirror.run_until(mirror.is_working)
                 mirror.run_for(rng.uniform(0.0, life))
                 check()
                 if blow in KILLS:
@@ -328,9 +335,14 @@ class _Mirror:
             return
         raise self._failure("exited by itself")
 
+    def is_working(self) -> bool:
+        """Return whether the present process has applied an event or read a record."""
+        counts = _WORK.findall(self._job.log_text())
+        return any(int(number) for each in counts for number in each)
+
     def run_until(self, condition: Callable[[], bool]) -> None:
-        """Let the mirror run until *condition* returns True, but no longer than `DEADLINE`."""
-        deadline = time.monotonic() + DEADLINE
+        """Let the mirror run until *condition* returns True, but no longer than `LONGEST_WAIT`."""
+        deadline = time.monotonic() + LONGEST_WAIT
         while not condition() and time.monotonic() < deadline:
             self.run_for(1.0)
 
@@ -392,6 +404,10 @@ class _Mirror:
     def _failure(self, how: str) -> RunError:
         status = self._job.process.poll()
         return RunError(f"the mirror {how} (exit status {status}):\n{self._job.log_tail()}")
+
+
+# The counts in a mirror's status line.
+_WORK = re.compile(r"(\d+) events? applied, (\d+) records? read")
 
 
 def _child(pid: int) -> int | None:

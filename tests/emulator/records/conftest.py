@@ -18,9 +18,13 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def org(tmp_path, clock) -> Iterator[EmulatorServer]:
-    """An emulator that has not been started: only its state, without a server."""
-    emulator = EmulatorServer(tmp_path / "org", clock=clock)
+def org(request, tmp_path, clock) -> Iterator[EmulatorServer]:
+    """An emulator that has not been started: only its state, without a server.
+
+    A test may give other settings as the parameter.
+    """
+    settings = getattr(request, "param", None)
+    emulator = EmulatorServer(tmp_path / "org", clock=clock, settings=settings)
     for name in ("Contact", "Opportunity", "Order__c"):
         select(emulator, name)
     yield emulator

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from sfpubsub.cli.emulator_records import records as command
 from sfpubsub.emulator.org.records.fields import SObject
 from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.settings import Settings
 from tests.emulator.records.support import events
 from tests.emulator.web import ask
 
@@ -98,9 +99,11 @@ def test_fields_that_no_event_contains(org, rest, user, clock, name, fields):
     assert rest("POST", "/admin/derive", {"object": name, "id": record}).status == 400
 
 
+@pytest.mark.parametrize("org", [Settings(), Settings(archived_by_id=True)], indirect=True)
 def test_archived_records(org, rest, user, clock):
     """`query` leaves archived records out; `queryAll` returns them, archived and not deleted. A
-    read by id finds them; archiving sends no event and moves SystemModstamp.
+    request for one by id finds it, and one for several if a setting says so; archiving sends no
+    event and moves SystemModstamp.
     """
     org.records.put_object(SObject(TASK))
     made = [org.records.create("Task", {"Subject": str(n)}, user) for n in range(3)]
@@ -127,6 +130,9 @@ def test_archived_records(org, rest, user, clock):
     assert (
         '"IsArchived"' not in org.bus.schema(org.bus.topic("/data/TaskChangeEvent").schema_id).text
     )
+    by_id = {"ids": made[:2], "fields": ["IsArchived"]}
+    rows = rest("POST", "/composite/sobjects/Task", by_id).json
+    assert [row is not None for row in rows] == [org.settings.archived_by_id, True]
     assert run(org, "archive", "Task", made[1])[0] == 0
     assert found("query") == {}
     with pytest.raises(RecordProblem, match="cannot be archived"):

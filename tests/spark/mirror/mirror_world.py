@@ -145,7 +145,8 @@ class World:
         """Let the mirror take one step; if there is nothing to do, advance the clock by a margin.
 
         The clock stands still during a read, so that waiting for its response does not make the
-        response older.
+        response older, and until the stream has caught up, so that no hours of the mirror's time
+        pass on a slow machine, each with its checks.
 
         Returns:
             True if the mirror had nothing to do and is settled, otherwise False.
@@ -153,7 +154,7 @@ class World:
         state = self.stream.state()
         if mirror.advance(state):
             return False
-        if not mirror._fetching.is_busy:
+        if state.is_caught_up and not mirror._fetching.is_busy:
             self.pass_time(MARGIN)
         return mirror.is_settled(state)
 

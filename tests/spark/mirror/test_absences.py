@@ -117,6 +117,8 @@ def test_a_mirror_survives_that_its_rights_are_withdrawn(world: World):
         gaps = [json.loads(each.read_text()) for each in (world.to / "_raw" / "_gaps").glob("*")]
         told = sorted((gap["reason"], gap["entity"]) for gap in gaps)
         assert told == [("rights", "Account"), ("rights", "Contact")]
+        counted = [gap.entity for gap in world.stream.subscription.health().gaps]
+        assert sorted(map(str, counted)) == ["Account", "Contact"]
     rows = [*world.rows().values(), *world.rows("Contact").values()]
     assert contact in {row["record_id"] for row in rows}
     assert not any(row["_is_deleted"] for row in rows)

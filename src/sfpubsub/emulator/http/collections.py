@@ -111,8 +111,12 @@ def read(call: Call) -> Answer:
     except RecordProblem as problem:
         raise RestRefused(problem.code, problem.text) from problem
     rows: list[dict[str, Any] | None] = []
+    hides = of.archivable and not call.world.settings.archived_by_id
     for one in ids:
         try:
+            if hides and records.get(of.name, one, ["IsArchived"], user)["IsArchived"]:
+                rows.append(None)
+                continue
             rows.append(record(call, of.name, records.get(of.name, one, fields, user), one))
         except RecordProblem as problem:
             if problem.code not in ("NOT_FOUND", "ENTITY_IS_DELETED"):

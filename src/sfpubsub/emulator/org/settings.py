@@ -84,6 +84,11 @@ class Settings:
     them ("kept"). Not known for the real service; "lost" is the harder case for a client.
     """
 
+    archived_by_id: bool = False
+    """Whether a request for several records by id returns archived ones. Not known for the real
+    service; False is the harder case for a client.
+    """
+
     token_lifetime_s: float = 0.0
     """An access token expires this long after it was issued, and streams that use it end; 0 means
     never. On the real service this is a session policy of the org, counted from the last use. Here

@@ -142,7 +142,7 @@ class Mirror:
         self._is_logged = False
         self._is_held = False
         self._signals_at = float("-inf")
-        self._tell_gap = report_gap
+        self._tell_gap = report_gap or (lambda gap: _log.warning("%s", gap))
         self._position: ReplayId | None = None
         self._shown: dict[str, int] | None = None
         with ExitStack() as opened:
@@ -196,6 +196,7 @@ class Mirror:
                 self.tables.queue,
                 self._sidecars,
                 self.waiting,
+                self._tell_gap,
                 lambda name: self._ask(name, Reason.GAP, forgets_absences=True),
                 self._say,
                 clock=clock,
@@ -673,10 +674,7 @@ class Mirror:
             self._ask(gap.entity, Reason.GAP)
         kept = self.tables.queue.gaps()
         self.tables.queue.keep_gaps(list(dict.fromkeys([*kept, *names])))
-        if self._tell_gap is not None:
-            self._tell_gap(gap)
-        else:
-            _log.warning("%s", gap)
+        self._tell_gap(gap)
 
     def _ask_for_objects(self) -> bool:
         """Request the next read that is due: a first read, or one for new fields or stale formulas.

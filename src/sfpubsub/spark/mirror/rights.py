@@ -45,6 +45,7 @@ class Rights:
         queue: Stores what is known about the right.
         sidecars: Stores gaps beside the raw table.
         waiting: Records which objects wait.
+        tell_gap: Reports a gap, once it is stored.
         ask: Requests a read of all records of an object, after which earlier absences no longer
             count. It must be durable when the call returns.
         say: Called with each message for the user.
@@ -58,6 +59,7 @@ class Rights:
         queue: MirrorQueue,
         sidecars: Sidecars,
         waiting: Waiting,
+        tell_gap: Callable[[Gap], object],
         ask: Callable[[str], None],
         say: Callable[[str], None],
         *,
@@ -68,6 +70,7 @@ class Rights:
         self._queue = queue
         self._sidecars = sidecars
         self._waiting = waiting
+        self._tell_gap = tell_gap
         self._ask = ask
         self._say = say
         self._clock, self._wall = clock, wall
@@ -169,7 +172,7 @@ class Rights:
         gaps = self._sidecars.keep_gaps([gap])
         self._stored()[name] = held
         self._queue.keep_rights(self._stored(), gaps)
-        _log.warning("%s: %s", name, gap)
+        self._tell_gap(gap)
         self._wait(name, missing_rights([name]))
 
     def _return(self, name: str, held: Held) -> None:
