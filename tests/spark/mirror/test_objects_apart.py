@@ -201,7 +201,11 @@ def test_events_are_ingested_without_a_single_call_to_the_org(
         assert again._text().endswith("waiting: Account")
         mirror = again._mirror
         assert mirror is not None
-        until(lambda: "API" in mirror.status()[0].waits.get("read", ""), "the reason", PATIENCE)
+        until(
+            lambda: "LIMIT_EXCEEDED" in mirror.status()[0].waits.get("read", ""),
+            "the reason",
+            PATIENCE,
+        )
     finally:
         stop._handle(signal.SIGTERM, None)
         thread.join()
