@@ -148,7 +148,8 @@ class OrgReads:
 
     def _by_ids(self, ids: Sequence[str], of: Reading, marker: Marker) -> Marker:
         found = self._reader.retrieve(of.entity, ids, marker.selected)
-        found |= self._by_query([each for each, row in found.items() if row is None], of, marker)
+        missing = [record_id for record_id, row in found.items() if row is None]
+        found.update(self._by_query(missing, of, marker))
         rows = [row for row in found.values() if row is not None]
         absent = [{"Id": record_id} for record_id, row in found.items() if row is None]
         parts = [
@@ -167,7 +168,7 @@ class OrgReads:
 
     def _by_query(
         self, ids: Sequence[str], of: Reading, marker: Marker
-    ) -> dict[str, Mapping[str, Any]]:
+    ) -> dict[str, dict[str, Any]]:
         """Return those records that a request by id did not return, but a query of all rows does.
 
         Such a query includes the Recycle Bin, and archived activities; whether a request by id
