@@ -9,8 +9,12 @@ import threading
 
 import pytest
 
+from sfpubsub.auth.oauth import session_provider
+from sfpubsub.auth.session import CurrentSession
 from sfpubsub.cli import managed as cli_managed
 from sfpubsub.cli.main import run
+from sfpubsub.cli.service import client_of
+from sfpubsub.config import Settings as ClientSettings
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import SubscriptionStoppedError
 
@@ -273,3 +277,19 @@ def test_every_subcommand_has_help(command, capsys):
     assert run(["managed", command, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: sfpubsub managed {command}" in out
+
+
+def test_clients_of_commands_notice_a_subscription_that_was_stopped_and_started(emulator):
+    """A command's client can compare the subscription's record, whose stamp changes by a stop and a
+    start, and does not change by itself."""
+    settings = ClientSettings.load({})
+    sessions = CurrentSession(session_provider(settings))
+    with client_of(settings, sessions) as client:
+        record_of = client._connection._record_of
+        before = record_of(NAME)
+        assert record_of(NAME) == before
+        emulator.clock.jump(1.0)
+        emulator.managed.set_state(NAME, "STOP")
+        emulator.managed.set_state(NAME, "RUN")
+        assert record_of(NAME) != before
+        assert record_of(NAME)[:3] == before[:3]

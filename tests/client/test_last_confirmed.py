@@ -226,3 +226,21 @@ def test_without_a_confirmation_on_the_stream_nothing_is_known(health: Health):
     known = LastConfirmed(NAME, Confirmed(rid(1), 0.0), Timings())
     assert known.observe(health) is None
     assert known.due(last=True) is None
+
+
+def test_gap_that_the_subscription_reports_itself_is_not_reported_again():
+    """Within a process, the subscription finds an outage longer than the retention itself; the job
+    only stores the new time."""
+    job = Job()
+    job.keepalive()
+    job.now += 80 * HOUR
+    job.reconnect()
+    own = Gap("expired", NAME, rid(1))
+    job.health = replace(job.health, gaps=(own,))
+    job.keepalive()
+    assert job.gaps == []
+    assert job.disk == Confirmed(rid(2), job.now)
+    job.now += 80 * HOUR
+    job.reconnect()
+    job.keepalive()
+    assert [gap.after for gap in job.gaps] == [rid(2)], "this one the subscription did not report"

@@ -11,8 +11,13 @@ from sfpubsub.client.client import PubSubClient
 from sfpubsub.config import Timings
 from sfpubsub.emulator.faults import Fault, FaultPlan
 from sfpubsub.emulator.org.settings import Settings
-from sfpubsub.errors import CommitError, StreamError, SubscriptionStoppedError
-from sfpubsub.types import Gap
+from sfpubsub.errors import (
+    CommitError,
+    PermissionDeniedError,
+    StreamError,
+    SubscriptionStoppedError,
+)
+from sfpubsub.types import Gap, ReplayId
 
 from ..conftest import PATIENCE, until
 from .test_managed import NAME, TOPIC, collect, committed, numbers, orders
@@ -286,3 +291,116 @@ def test_events_lost_before_the_first_commit_are_reported(run_emulator, connect)
     assert [gap.reason for gap in gaps] == ["unanchored"]
     assert subscription.health().gaps == tuple(gaps)
     subscription.abort()
+
+
+# What is known of a lost position although every received event was committed.
+
+
+def committed_one(emulator, subscription) -> ReplayId:
+    """Publish, read and commit one event, and return its position."""
+    (result,) = emulator.publish(TOPIC, orders(1))
+    while True:
+        batch = subscription.next_batch(PATIENCE)
+        batch.ack()
+        if bytes(batch.last_replay_id) == result.replay_id:
+            return subscription.commit().replay_id
+
+
+def test_outage_that_outlasts_the_retention_is_reported(run_emulator, connect):
+    """If the service's clock shows that an outage was longer than events are kept, the committed
+    position has expired, which the service does not say: a gap reports it."""
+    plan = FaultPlan()
+    emulator = run_emulator(faults=plan)
+    client = connect(emulator, timings=Timings(backoff_initial=1.0, backoff_max=1.0))
+    with client.subscribe_managed(NAME, ack="manual") as subscription:
+        last = committed_one(emulator, subscription)
+        plan.add(Fault("drop_stream"))
+        until(lambda: subscription.health().state == "waiting", "the outage")
+        emulator.publish(TOPIC, orders(5))  # they expire
+        emulator.clock.jump(73 * 3600.0)
+        committed_one(emulator, subscription)
+        assert subscription.health().gaps == (Gap("expired", NAME, after=last),)
+
+
+def test_short_outage_with_everything_confirmed_is_no_gap(run_emulator, connect):
+    """An outage of a day with everything confirmed reports no gap: nothing has expired."""
+    plan = FaultPlan()
+    emulator = run_emulator(faults=plan)
+    client = connect(emulator, timings=Timings(backoff_initial=1.0, backoff_max=1.0))
+    with client.subscribe_managed(NAME, ack="manual") as subscription:
+        committed_one(emulator, subscription)
+        plan.add(Fault("drop_stream"))
+        until(lambda: subscription.health().state == "waiting", "the outage")
+        emulator.clock.jump(24 * 3600.0)
+        committed_one(emulator, subscription)
+        assert subscription.health().gaps == ()
+
+
+def test_stopped_subscription_that_runs_again_reports_a_gap(run_emulator, connect):
+    """A client that was refused because the subscription was stopped reports a gap when it runs
+    again, because stopping it has deleted its position."""
+    emulator = run_emulator()
+    client = connect(emulator)
+    subscription = client.subscribe_managed(NAME, ack="manual")
+    last = committed_one(emulator, subscription)
+    emulator.managed.set_state(NAME, "STOP")
+    with pytest.raises(SubscriptionStoppedError):
+        subscription.next_batch(PATIENCE)
+    with pytest.raises(SubscriptionStoppedError):
+        client.subscribe_managed(NAME).next_batch(PATIENCE)
+    emulator.managed.set_state(NAME, "RUN")
+    with client.subscribe_managed(NAME, ack="manual") as again:
+        committed_one(emulator, again)
+        (gap,) = again.health().gaps
+        assert (gap.reason, gap.after) == ("repositioned", last)
+    with client.subscribe_managed(NAME, ack="manual") as third:
+        committed_one(emulator, third)
+        assert third.health().gaps == ()
+
+
+def test_record_that_changed_during_an_outage_is_reported(run_emulator, connect):
+    """A client that can read the subscription's record looks at it once for each stream, and
+    reports a gap if it has changed, as by a stop and a start that the client did not see."""
+    plan = FaultPlan()
+    emulator = run_emulator(faults=plan)
+    looks = []
+
+    def record_of(name):
+        record = emulator.managed.get(name)
+        looks.append((record.state, record.modified_at))
+        return looks[-1]
+
+    times = Timings(backoff_initial=1.0, backoff_max=1.0)
+    client = connect(emulator, timings=times, record_of=record_of)
+    with client.subscribe_managed(NAME, ack="manual") as subscription:
+        last = committed_one(emulator, subscription)
+        until(lambda: looks, "the first look")
+        plan.add(Fault("drop_stream"))
+        until(lambda: subscription.health().state == "waiting", "the outage")
+        emulator.managed.set_state(NAME, "STOP")
+        emulator.managed.set_state(NAME, "RUN")
+        committed_one(emulator, subscription)
+        until(lambda: subscription.health().gaps, "the gap")
+        (gap,) = subscription.health().gaps
+        assert (gap.reason, gap.after) == ("repositioned", last)
+    assert len(looks) == 2
+
+
+def test_record_that_may_not_be_read_is_asked_for_once(run_emulator, connect):
+    """If the user may not read the record, it is not asked for again, and nothing else happens."""
+    plan = FaultPlan()
+    emulator = run_emulator(faults=plan)
+    looks = []
+
+    def record_of(name):
+        looks.append(name)
+        raise PermissionDeniedError("not allowed")
+
+    with connect(emulator, record_of=record_of).subscribe_managed(NAME, ack="manual") as held:
+        committed_one(emulator, held)
+        until(lambda: looks, "the look")
+        plan.add(Fault("drop_stream"))
+        until(lambda: held.health().reconnects, "the next stream")
+        committed_one(emulator, held)
+        assert held.health().gaps == ()
+    assert looks == [NAME]

@@ -119,12 +119,14 @@ def test_a_revoked_token_is_noticed_by_the_next_call(start: Start):
 
 
 def test_a_session_that_cannot_be_renewed_ends_the_subscription(start: Start):
-    """If a session cannot be renewed, the subscription ends with the provider's exception."""
+    """If the login host refuses a renewal by a code of its own, the subscription ends with the
+    provider's exception."""
     target, face = start()
     target.publish(1)
     held = face.plain(TOPIC, replay="earliest")
     held.collect(1)
-    target.provider.failures = [AuthenticationError("the refresh token was revoked")]
+    refused = AuthenticationError("the refresh token was revoked", error_code="invalid_grant")
+    target.provider.failures = [refused]
     target.plan("expire_token")
     with pytest.raises(AuthenticationError, match="the refresh token was revoked"):
         held.next()

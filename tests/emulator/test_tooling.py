@@ -106,6 +106,26 @@ def test_patch_replaces_the_metadata(emulator):
     assert (now["defaultReplay"], now["errorRecoveryReplay"]) == ("LATEST", "LATEST")
 
 
+def test_record_has_the_time_of_its_last_change(start):
+    """A record's LastModifiedDate is that of its creation, until its state or a preset changes."""
+    emulator, _ = start(clock=ManualClock())
+    columns = "SELECT Id, CreatedDate, LastModifiedDate FROM ManagedEventSubscription"
+
+    def dates() -> tuple[str, str]:
+        (record,) = found(emulator, f"{columns} WHERE DeveloperName = '{MANAGED}' LIMIT 1")
+        return record["CreatedDate"], record["LastModifiedDate"]
+
+    made, changed = dates()
+    assert made == changed
+    emulator.clock.jump(60)
+    assert patch(emulator, one(emulator, MANAGED), state="STOP").status == 204
+    assert dates() > (made, changed)
+    stopped = dates()
+    emulator.clock.jump(60)
+    assert patch(emulator, one(emulator, MANAGED), state="RUN").status == 204
+    assert dates() > stopped
+
+
 def test_propagation(start):
     """Creating a subscription, setting RUN and changing presets affect streams only after the
     propagation time, but STOP does so at once; the record shows each change immediately.

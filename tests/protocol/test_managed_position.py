@@ -6,6 +6,8 @@ service's position was known, "unanchored" if no commit had been confirmed yet.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sfpubsub.config import Timings
@@ -13,8 +15,8 @@ from sfpubsub.protocol.commands import CommitRequest
 from sfpubsub.protocol.events import CommitAnswer, Response
 from sfpubsub.protocol.ledger import Ledger
 from sfpubsub.protocol.managed_position import ManagedPosition
-from sfpubsub.types import CommitReceipt, Gap, ReplayId
-from tests.protocol.scripted import NAME, events, keepalive, rid
+from sfpubsub.types import CommitReceipt, Gap, ReplayId, StartPosition
+from tests.protocol.scripted import NAME, Script, commits_of, events, keepalive, rid
 
 
 class Managed:
@@ -298,3 +300,70 @@ def test_no_gap_if_the_earlier_stream_never_began() -> None:
     managed.new_stream()
 
     assert managed.take(events(7)) is None
+
+
+# What is known of a loss although everything received is confirmed.
+
+
+def confirm_at(script: Script, hours: float) -> None:
+    """Confirm the commit in flight, *hours* after some time by the service's clock; 0: no time."""
+    sent = commits_of(script.protocol).unanswered
+    assert sent is not None
+    time = round((500_000 + hours) * 3_600_000) if hours else 0
+    script.respond(Response(commit=CommitAnswer(sent.request_id, sent.replay_id, None, time)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gaps"),
+    [(1, 71.9, 0), (1, 72.1, 1), (0, 99, 0), (1, 0, 0)],
+    ids=["short", "long", "unknown before", "unknown after"],
+)
+def test_position_that_expired_during_an_outage_is_reported_once(
+    before: float, after: float, gaps: int
+) -> None:
+    """If more time than events are retained, less a margin, passed between the last commit of a
+    stream and the first of the next, by the service's clock, a gap says so."""
+    script = Script()
+    script.start()
+    script.respond(keepalive(1))
+    confirm_at(script, before)
+    script.reopen()
+    script.respond(keepalive(2))
+    confirm_at(script, after)
+    script.respond(keepalive(3))
+    confirm_at(script, after + 1)
+
+    assert script.gaps == [Gap("expired", NAME, after=rid(1))] * gaps
+
+
+def test_expired_position_is_not_reported_twice() -> None:
+    """If the service shows by the events of a stream that it moved the position, the same loss is
+    not reported again because of the time."""
+    script = Script()
+    script.start()
+    script.respond(keepalive(1))
+    confirm_at(script, 1)
+    script.respond(events(2, 3))
+    script.reopen()
+    script.respond(keepalive(9))
+    script.take()
+    script.ack(2, 3)
+    confirm_at(script, 99)
+
+    assert [gap.reason for gap in script.gaps] == ["repositioned"]
+
+
+def test_stopped_subscription_reports_a_gap_when_it_runs_again() -> None:
+    """The first position after a refusal as stopped is reported as the end of a gap, once."""
+    stopped = Gap("repositioned", NAME, after=rid(1))
+    script = Script(stopped=stopped)
+    assert script.protocol.stopped == stopped
+    script.start()
+    script.respond(keepalive(9))
+    confirm_at(script, 1)
+    script.reopen()
+    script.respond(keepalive(10))
+
+    assert script.gaps == [replace(stopped, before=rid(9), rpc_id="rpc-keepalive-9")]
+    assert script.protocol.stopped is None
+    assert Script(StartPosition.latest()).protocol.stopped is None

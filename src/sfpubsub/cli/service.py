@@ -113,7 +113,9 @@ def client_of(
     Raises:
         ConfigurationError: A setting is not valid.
     """
+    from sfpubsub.auth.http import HttpClient
     from sfpubsub.client.client import PubSubClient
+    from sfpubsub.tooling import Tooling
 
     return PubSubClient(
         sessions,
@@ -123,6 +125,7 @@ def client_of(
         proxy=settings.proxy,
         timings=settings.timings,
         schema_store=schema_store,
+        record_of=Tooling(sessions, http=HttpClient.from_settings(settings)).stamp,
     )
 
 

@@ -41,6 +41,11 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             schema is fetched from the service only if the store does not have it.
         datetimes: Whether `Event.value` converts fields that the schema documents as ``DateTime``
             to `datetime` in UTC; otherwise, they are milliseconds since the epoch.
+        record_of: Returns what a managed subscription's record says, such as `Tooling.stamp`; its
+            argument is the name or id. It is called, in a thread of its own, when a stream begins,
+            until it raises an error that is not retryable. If the record has changed since the last
+            stream, a `Gap` is reported, because the position is lost if the subscription was
+            stopped and started. Without it, this cannot be known.
 
     Raises:
         ConfigurationError: A setting is not valid.
@@ -58,11 +63,20 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         transport: Transport | None = None,
         schema_store: SchemaStore | None = None,
         datetimes: bool = False,
+        record_of: Callable[[str], object] | None = None,
     ) -> None:
         self._connection = Connection(
             session,
             ClientOptions(
-                endpoint, insecure, ca_file, proxy, timings, transport, schema_store, datetimes
+                endpoint,
+                insecure,
+                ca_file,
+                proxy,
+                timings,
+                transport,
+                schema_store,
+                datetimes,
+                record_of,
             ),
         )
         self._opened()

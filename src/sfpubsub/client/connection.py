@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from sfpubsub.auth.http import HttpClient
@@ -25,7 +26,12 @@ from sfpubsub.client.delivery import Delivery
 from sfpubsub.client.options import ClientOptions, SubscribeOptions
 from sfpubsub.client.publishing import Outbound, ReceiptT, Topics
 from sfpubsub.config import PublishLimits, Timings
-from sfpubsub.errors import LocalProtocolError, SessionExpiredError, SfPubSubError
+from sfpubsub.errors import (
+    LocalProtocolError,
+    SessionExpiredError,
+    SfPubSubError,
+    SubscriptionStoppedError,
+)
 from sfpubsub.process import CreatorProcess
 from sfpubsub.protocol.publishing import PublishProtocol
 from sfpubsub.protocol.subscription import SubscriptionProtocol
@@ -37,6 +43,7 @@ from sfpubsub.transports.channel import GrpcTransport, open_channel
 from sfpubsub.transports.driver import StreamDriver
 from sfpubsub.transports.publish_driver import PublishDriver
 from sfpubsub.types import (
+    Gap,
     PublishResult,
     SchemaInfo,
     StartPosition,
@@ -71,6 +78,7 @@ class Connection:
         )
         self._user_id: str | None = None  # empty if the org does not name the user
         self._datetimes = options.datetimes
+        self._record_of = options.record_of
         self.timings = options.timings or Timings()
         self.transport = options.transport or GrpcTransport(
             open_channel(
@@ -89,6 +97,8 @@ class Connection:
         self._home = CreatorProcess()
         self._lock = threading.Lock()  # guards the two fields below
         self._drivers: set[CallDriver[Any]] = set()
+        # The last driver of each managed subscription, by name.
+        self._managed: dict[str, StreamDriver] = {}
         self._closed = False
         _open_connections.add(self)
 
@@ -153,6 +163,8 @@ class Connection:
             LocalProtocolError: The client is closed.
             ValueError: The replay fallback in *options* is not a valid position.
         """
+        record_of = self._record_of
+        before = self._managed.get(target.name) if target.managed else None
         protocol = SubscriptionProtocol(
             target.name,
             start=start,
@@ -161,6 +173,7 @@ class Connection:
             limits=options.limits,
             timings=self.timings,
             connection_timeout=options.connection_timeout,
+            stopped=None if before is None else _stopped(before),
         )
         driver = StreamDriver(
             protocol,
@@ -169,8 +182,11 @@ class Connection:
             alarm=self._alarm,
             renew=self._renew,
             on_gap=options.on_gap or (lambda _gap: None),
+            record=partial(record_of, target.name) if record_of and target.managed else None,
         )
         self._keep(driver)
+        if target.managed:
+            self._managed[target.name] = driver
         return Delivery(
             driver,
             self.schemas,
@@ -307,6 +323,13 @@ class Connection:
             driver.join(max(0.0, deadline - time.monotonic()))
         self._alarm.close()
         self.transport.close()
+
+
+def _stopped(driver: StreamDriver) -> Gap | None:
+    """Return the gap to report if the managed subscription of *driver* runs again."""
+    if driver.stopped is not None or not isinstance(driver.failure, SubscriptionStoppedError):
+        return driver.stopped
+    return Gap("repositioned", driver.target.name, after=driver.health().committed)
 
 
 @atexit.register

@@ -55,6 +55,7 @@ class LastConfirmed:
         self._acked: deque[tuple[int, float]] = deque()
         self._total = 0  # number of events in `_acked` and before it
         self._checked: int | None = None  # the last stream whose start was checked
+        self._told = 0  # number of gaps of this kind that the subscription found or was told
 
     def acked(self, total: int, newest: float | None) -> None:
         """Record that events were acked, which will be committed.
@@ -86,7 +87,13 @@ class LastConfirmed:
         if health.caught_up and health.committed == health.last_position:
             at = now
         self._is_lost = self._is_lost or gap is not None
-        if gap is not None or (at is not None and (self._known is None or at > self._known.at)):
+        told, self._told = self._told, sum(each.reason == "expired" for each in health.gaps)
+        found = gap
+        if gap is not None and self._told > told:
+            gap = None  # the subscription has reported it itself, within this process
+        elif gap is not None:
+            self._told += 1  # the caller reports it to the subscription
+        if found is not None or (at is not None and (self._known is None or at > self._known.at)):
             self._known = Confirmed(health.committed, now if at is None else min(at, now))
         return gap
 

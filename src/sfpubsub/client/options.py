@@ -30,6 +30,7 @@ class ClientOptions:
     transport: Transport | None = None
     schema_store: SchemaStore | None = None
     datetimes: bool = False
+    record_of: Callable[[str], object] | None = None
 
 
 @dataclass(frozen=True)

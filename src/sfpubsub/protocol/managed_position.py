@@ -20,9 +20,18 @@ next stream is compared with the ledger, which contains the received events that
   no event was skipped, so nothing is lost.
 - Otherwise, or if nothing was received before this stream, events may have been lost. Since this
   cannot be determined, a gap with reason ``unanchored`` is reported.
+
+If everything received is confirmed, the beginning of a stream shows nothing. Two causes of a loss
+are known even then, and reported as gaps:
+
+- The subscription was stopped, which deletes its position, and runs again (``repositioned``).
+- More time than events are retained has passed, by the service's clock, since the last commit that
+  was confirmed before this stream (``expired``).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from sfpubsub.config import Timings
 from sfpubsub.errors import CommitError, LocalProtocolError, SfPubSubError
@@ -40,9 +49,13 @@ class ManagedPosition:
         name: The managed subscription's name or id.
         ledger: Provides the positions that may be committed, in order of arrival.
         timings: Intervals, delays and timeouts; see `Timings`.
+        stopped: Gap to report when the first stream begins, because the subscription was refused as
+            stopped before; None if it was not.
     """
 
-    def __init__(self, name: str, ledger: Ledger, timings: Timings) -> None:
+    def __init__(
+        self, name: str, ledger: Ledger, timings: Timings, stopped: Gap | None = None
+    ) -> None:
         self._name = name
         self._ledger = ledger
         self._commits = Commits(timings)
@@ -52,6 +65,12 @@ class ManagedPosition:
         """Whether a commit was confirmed on the current stream."""
         # Whether a stream that may have begun has ended, and none is known to have begun since.
         self._doubt = False
+        self.stopped: Gap | None = stopped
+        """Gap to report when the next stream begins; None if there is none."""
+        # In milliseconds, by the service's clock.
+        self._longest = (timings.retention - timings.retention_margin) * 1000
+        self._timed: CommitReceipt | None = None  # the last one of which the time is known
+        self._before: CommitReceipt | None = None  # the same, before the current stream
         self._anchored = False  # whether the service has a position, or begins at EARLIEST
         self._tickets = 0
 
@@ -61,6 +80,7 @@ class ManagedPosition:
         """Start a new stream, whose first position will be checked."""
         self.is_fresh = True
         self.has_committed = False
+        self._before = self._timed
         self._commits.new_stream(stream, now)
 
     def dropped(self) -> None:
@@ -91,6 +111,9 @@ class ManagedPosition:
         doubt, self._doubt = self._doubt, False
         first = response.events[0] if response.events else None
         before = response.position if first is None else first.replay_id
+        stopped, self.stopped = self.stopped, None
+        if stopped is not None:
+            return [], replace(stopped, before=before, rpc_id=response.rpc_id)
         if self._ledger.holds_events:
             if self._ledger.begins_right_after(0, first):
                 self._anchored = True  # without a position, LATEST would skip these events
@@ -101,6 +124,7 @@ class ManagedPosition:
                 return settled, None
             if self._anchored:
                 known_good = None if self.receipt is None else self.receipt.replay_id
+                self._before = None  # the reason is known
                 return [], self._gap("repositioned", known_good, before, response)
         nothing_between = before == last if first is None else self._ledger.holds(first)
         if self._anchored or not doubt or nothing_between:
@@ -177,7 +201,22 @@ class ManagedPosition:
             return self._commits.settle_refused()
         self._anchored = self.has_committed = True
         self._ledger.confirm(order)
+        if self.receipt is not None and self.receipt.process_time:
+            self._timed = self.receipt
         return self._commits.settle(order)
+
+    def expired(self) -> Gap | None:
+        """Return a gap if the position expired before the current stream began; else None.
+
+        Call this after `answered`. The gap is returned once, after the first confirmed commit.
+        """
+        before, timed = self._before, self._timed
+        if not self.has_committed or before is None or timed is None:
+            return None
+        self._before = None
+        if (timed.process_time or 0) - (before.process_time or 0) <= self._longest:
+            return None
+        return Gap("expired", self._name, after=before.replay_id)
 
     @property
     def commit_at(self) -> float | None:

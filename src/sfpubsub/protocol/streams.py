@@ -51,6 +51,7 @@ class Streams:
         limits: Memory limits.
         timings: Intervals, delays and timeouts; see `Timings`.
         connection_timeout: How long transport failures may last, in seconds; None means forever.
+        stopped: For a managed subscription; see `ManagedPosition`.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Streams:
         limits: Limits | None = None,
         timings: Timings | None = None,
         connection_timeout: float | None = None,
+        stopped: Gap | None = None,
     ) -> None:
         self.name = name
         self.managed: bool = start is None
@@ -72,7 +74,7 @@ class Streams:
         self._outgoing = Outgoing()
         self._resume = None if start is None else Resume(name, start, fallback)
         self._managed = (
-            ManagedPosition(name, self._ledger, self._timings) if start is None else None
+            ManagedPosition(name, self._ledger, self._timings, stopped) if start is None else None
         )
         self._retries = Retries(name, self._timings, connection_timeout)
         self._outage = Outage(name)

@@ -264,6 +264,9 @@ class SubscriptionProtocol(Streams):
         out: list[Command] = []
         if response.commit is not None:
             out += managed.answered(response.commit, now)
+            expired = managed.expired()
+            if expired is not None:
+                out.append(self._report(expired))
         if managed.is_fresh and self.state in {State.STREAMING, State.DRAINING}:
             settled, gap = managed.began(response, self._intake.last_position)
             out += settled
@@ -291,6 +294,11 @@ class SubscriptionProtocol(Streams):
             return f"reconnecting after: {failure}"
         held = self._held and self.state is not State.CLOSED
         return self._paused or failure or ("paused by the application" if held else None)
+
+    @property
+    def stopped(self) -> Gap | None:
+        """See `ManagedPosition.stopped`; None for a plain subscription."""
+        return None if self._managed is None else self._managed.stopped
 
     @property
     def down_since(self) -> float | None:

@@ -23,6 +23,7 @@ from sfpubsub.config import Settings
 from sfpubsub.errors import (
     ConfigurationError,
     QuotaExceededError,
+    RequestRefusedError,
     StreamUnavailableError,
     SubscriptionNotFoundError,
 )
@@ -127,6 +128,23 @@ class Tooling:
         if record is None:
             raise _missing(name_or_id)
         return record
+
+    def stamp(self, name_or_id: str) -> tuple[str, ...]:
+        """Return values that change if a managed subscription is changed, stopped or started.
+
+        These are its state, its presets and, if the org tells it, the date of its last change.
+        Arguments and errors are those of `show`.
+        """
+        record = self.show(name_or_id)
+        found = "SELECT Id, LastModifiedDate FROM ManagedEventSubscription"
+        try:
+            rows = self._queries.rows(f"{found} WHERE Id = {quoted(record.id)} LIMIT 1")
+        except RequestRefusedError as error:  # whether this object has the column is not documented
+            if error.retryable:
+                raise
+            rows = []
+        changed = str(rows[0].get("LastModifiedDate")) if rows else ""
+        return record.state, record.default_replay, record.error_recovery_replay, changed
 
     # Changing.
 

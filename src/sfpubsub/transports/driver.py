@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,6 +49,8 @@ class StreamDriver(CallDriver[OpenStream]):
         alarm: Timer thread, shared by the subscriptions of a client.
         renew: See `CallDriver`.
         on_gap: Called with every `Gap`, in the thread that detected it; must not block.
+        record: For a managed subscription: returns what its record says. Called in a thread of its
+            own when a stream begins; may block. None if the record cannot be read.
         clock: Monotonic clock in seconds, the same as the alarm's.
         jitter: Returns uniform random numbers in [0, 1).
     """
@@ -61,6 +64,7 @@ class StreamDriver(CallDriver[OpenStream]):
         alarm: AlarmClock,
         renew: Callable[[Headers], None],
         on_gap: Callable[[Gap], None],
+        record: Callable[[], object] | None = None,
         clock: Clock = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -77,6 +81,10 @@ class StreamDriver(CallDriver[OpenStream]):
         self._transport = transport
         self._target = target
         self._on_gap = on_gap
+        self._record = record
+        self._recorded: object = None  # what the record said last
+        self._compared = 0  # number of the last stream for which the record was read
+        self._comparing = threading.Lock()  # one look at a time
         self.has_begun: bool = False
         """Whether `start` was called."""
         self.is_open: bool = False
@@ -140,6 +148,14 @@ class StreamDriver(CallDriver[OpenStream]):
     def target(self) -> Target:
         """The topic or managed subscription of the streams."""
         return self._target
+
+    @property
+    def stopped(self) -> Gap | None:
+        """The gap to report when the subscription runs again, because it was stopped.
+
+        None if it was not, or if it runs again.
+        """
+        return self._protocol.stopped
 
     @property
     def discarded(self) -> bool:
@@ -282,5 +298,33 @@ class StreamDriver(CallDriver[OpenStream]):
             self._tickets.settle(command)
             self._mailbox.wake()
 
+    def _compare(self, after: ReplayId | None, before: ReplayId) -> None:
+        """Report a gap if the record has changed since an earlier stream began.
+
+        The subscription may then have been stopped and started, which deletes its position.
+        """
+        with self._comparing:
+            record = self._record
+            if record is None:
+                return
+            try:
+                found = record()
+            except Exception as error:  # noqa: BLE001  # must not end the subscription
+                if not getattr(error, "retryable", False):
+                    self._record = None  # a user without the right to read it never gets it
+                logger.info("the record of %s could not be read: %s", self._target.name, error)
+                return
+            known, self._recorded = self._recorded, found
+        if known is None or known == found:
+            return
+        logger.info("the record of %s was %s, and is %s", self._target.name, known, found)
+        gap = Gap("repositioned", self._target.name, after, before)
+        self._apply(lambda _now: self._protocol.report_gap(gap))
+
     def _received(self, stream: int, response: Response) -> None:
         self._apply(self._protocol.response, stream, response)
+        begun = response.position
+        if self._record is not None and stream != self._compared and begun is not None:
+            self._compared = stream
+            after = self._protocol.health().committed
+            self._spawn("record", lambda: self._compare(after, begun))

@@ -46,6 +46,7 @@ _COLUMNS = (
     "Language",
     "NamespacePrefix",
     "CreatedDate",
+    "LastModifiedDate",
     "FullName",
     "Metadata",
 )
@@ -207,15 +208,20 @@ def _members(given: dict[str, Any], known: dict[str, tuple[type, ...]]) -> dict[
     return given
 
 
+def _moment(at: float) -> str:
+    time = datetime.fromtimestamp(at, UTC)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "+0000")
+
+
 def _values(record: ManagedSubscription) -> dict[str, Any]:
-    created = datetime.fromtimestamp(record.created_at, UTC)
     return {
         "Id": record.subscription_id,
         "DeveloperName": record.developer_name,
         "MasterLabel": record.label,
         "Language": "en_US",
         "NamespacePrefix": None,
-        "CreatedDate": created.isoformat(timespec="milliseconds").replace("+00:00", "+0000"),
+        "CreatedDate": _moment(record.created_at),
+        "LastModifiedDate": _moment(record.modified_at),
         "FullName": record.developer_name,
         "Metadata": {
             "defaultReplay": record.default_replay,

@@ -56,6 +56,7 @@ class ManagedSubscription:
         state: RUN or STOP.
         committed: Committed position; None before the first commit and after STOP.
         created_at: Time of creation, in seconds since the epoch.
+        modified_at: Time of the last change by a user, in seconds since the epoch.
     """
 
     subscription_id: str
@@ -67,6 +68,7 @@ class ManagedSubscription:
     state: State
     committed: int | None
     created_at: float
+    modified_at: float
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,8 @@ class ManagedSubscriptions:
                 error_recovery_replay,
                 state,
                 None,
-                self._clock.now(),
+                created := self._clock.now(),
+                created,
             )
             values = tuple(vars(made).values())
             marks = ", ".join("?" * len(values))
@@ -234,11 +237,12 @@ class ManagedSubscriptions:
             until = self._clock.now() + self._settings.propagation_s
             known = self._known_to_streams(record)
             self._store.run(
-                "UPDATE managed SET label = ?, default_replay = ?, error_recovery_replay = ?"
-                " WHERE id = ?",
+                "UPDATE managed SET label = ?, default_replay = ?, error_recovery_replay = ?,"
+                " modified_at = ? WHERE id = ?",
                 label,
                 default_replay,
                 error_recovery_replay,
+                self._clock.now(),
                 subscription_id,
             )
             if state != record.state:
@@ -266,9 +270,10 @@ class ManagedSubscriptions:
                 self._end_streams(record, "config.stopped", cause)
             self._store.run(
                 "UPDATE managed SET state = ?, committed = CASE ? WHEN 'STOP' THEN NULL"
-                " ELSE committed END WHERE id = ?",
+                " ELSE committed END, modified_at = ? WHERE id = ?",
                 state,
                 state,
+                self._clock.now(),
                 record.subscription_id,
             )
         self._bus.bells.ring(record.subscription_id)

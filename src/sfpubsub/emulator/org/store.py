@@ -43,7 +43,8 @@ CREATE TABLE IF NOT EXISTS marks (position INTEGER PRIMARY KEY, at REAL NOT NULL
 CREATE TABLE IF NOT EXISTS managed (
     id TEXT PRIMARY KEY, developer_name TEXT NOT NULL UNIQUE, label TEXT NOT NULL,
     topic TEXT NOT NULL, default_replay TEXT NOT NULL, error_recovery_replay TEXT NOT NULL,
-    state TEXT NOT NULL, committed INTEGER, created_at REAL NOT NULL);
+    state TEXT NOT NULL, committed INTEGER, created_at REAL NOT NULL,
+    modified_at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS users (
     username TEXT PRIMARY KEY, password TEXT NOT NULL, active INTEGER NOT NULL,
     number INTEGER NOT NULL UNIQUE) WITHOUT ROWID;
