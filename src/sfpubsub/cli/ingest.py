@@ -128,8 +128,8 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     "--window-keys",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Number of deduplication keys to keep per table, in memory (1.1 bytes each) and on disk "
-    "(24 bytes each). Older events are looked up in the table.  [default: 300000000]",
+    help="Number of deduplication keys to keep per table, in memory (24 bytes each). Older events "
+    "are looked up in the table.  [default: 10000000]",
 )
 @click.option(
     "--fallback",

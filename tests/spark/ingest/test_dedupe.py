@@ -5,7 +5,6 @@ write and a hash of the event's schema, topic and payload.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -15,65 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfpubsub.spark.ingest.dedupe import KEPT, Conflict, Marker, Span, Verdict, judge, merged
-from sfpubsub.spark.ingest.key_window import Known, hour_of
-from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.spark.ingest.key_window import hour_of
 from sfpubsub.spark.raw.table import StoredRow
+from tests.spark.ingest.raw_rows import Event, key, rows_of
 from tests.spark.sample_events import NOW
 
 HOUR = 3600.0
 LENGTH = 73 * HOUR
 
 
-def key(number: int) -> bytes:
-    return number.to_bytes(16, "big")
-
-
-def rows_of(*events: tuple[int, bytes, str, str, float | None]) -> pa.Table:
-    """Return events as rows of a raw table.
-
-    Each event is a tuple of its number, payload, schema, topic, and time in seconds (None if
-    unknown).
-    """
-    return pa.Table.from_pylist(
-        [
-            {
-                "event_id": f"event-{number}",
-                "dedupe_key": key(number),
-                "replay_id": b"%d" % place,
-                "topic": topic,
-                "subscription": "S",
-                "schema_id": schema,
-                "event_time": None if time is None else round(time * 1e6),
-                "ingest_seq": place,
-                "payload": payload,
-            }
-            for place, (number, payload, schema, topic, time) in enumerate(events)
-        ],
-        SCHEMA,
-    )
-
-
-def event(
-    number: int,
-    payload: bytes = b"a",
-    schema: str = "one",
-    topic: str = "/event/A",
-    time: float | None = NOW,
-) -> tuple[int, bytes, str, str, float | None]:
-    """Return an event in the form that `rows_of` accepts."""
-    return number, payload, schema, topic, time
-
-
 class World:
     """A window of dedupe keys and a table of rows, which records every look-up in the table."""
 
     def __init__(self) -> None:
-        self.window: dict[bytes, Known] = {}
+        self.window: dict[bytes, int] = {}
         self.table: dict[bytes, tuple[StoredRow, float]] = {}
         self.asked: list[tuple[set[bytes], list[Span]]] = []
         self.marker = Marker()
 
-    def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
+    def find(self, keys: Sequence[bytes]) -> Mapping[bytes, int]:
         return {k: self.window[k] for k in keys if k in self.window}
 
     def oldest(self, now: float) -> float:
@@ -87,21 +46,19 @@ class World:
             if k in self.table and any(a <= self.table[k][1] <= b for a, b in spans)
         }
 
-    def store(self, rows: pa.Table, at: float = NOW, *, known: str = "sure") -> None:
+    def store(self, rows: pa.Table, at: float = NOW, *, known: str = "marked") -> None:
         """Add rows to the table, as if they had been written at the time *at*.
 
-        *known* says what the window contains for them: their marks (`sure`), only the hours of
-        their writes (`unmarked`), marks of an earlier process (`unsure`), or nothing (`no`).
+        *known* says what the window contains for them: their marks (`marked`), only the hours of
+        their writes (`unmarked`), or nothing (`no`).
         """
         for row, mark in zip(rows.to_pylist(), self.marker.marks(rows, at), strict=True):
             stored = StoredRow(**{name: row[name] for name in StoredRow.COLUMNS})
             self.table[stored.dedupe_key] = stored, at
-            if known == "sure":
-                self.window[stored.dedupe_key] = Known(mark, True)
+            if known == "marked":
+                self.window[stored.dedupe_key] = mark
             elif known == "unmarked":
-                self.window[stored.dedupe_key] = Known(hour_of(at), True)
-            elif known == "unsure":
-                self.window[stored.dedupe_key] = Known(mark, False)
+                self.window[stored.dedupe_key] = hour_of(at)
 
     def judge(self, rows: pa.Table, now: float = NOW, *, is_live: bool = True) -> Verdict:
         marks = self.marker.marks(rows, now)
@@ -115,7 +72,7 @@ def world() -> World:
 
 def test_recent_new_events_cost_no_look_up(world: World):
     """New events whose times are within the window are written without a look-up in the table."""
-    assert world.judge(rows_of(event(1), event(2))) == Verdict([0, 1])
+    assert world.judge(rows_of(Event(1), Event(2))) == Verdict([0, 1])
     assert not world.asked
 
 
@@ -123,8 +80,8 @@ def test_redelivered_event_costs_no_look_up(world: World):
     """The event's mark in the window shows that it was redelivered unchanged, so the table is not
     queried.
     """
-    world.store(rows_of(event(1)))
-    assert world.judge(rows_of(event(1), event(2), event(2))) == Verdict([1])
+    world.store(rows_of(Event(1)))
+    assert world.judge(rows_of(Event(1), Event(2), Event(2))) == Verdict([1])
     assert not world.asked
 
 
@@ -133,8 +90,8 @@ def test_different_payload_with_the_same_schema_and_topic_is_a_conflict(world: W
 
     The row is looked up in the table, because a different mark alone is no proof.
     """
-    world.store(rows_of(event(7), event(1)))
-    verdict = world.judge(rows_of(event(2), event(1, b"b")))
+    world.store(rows_of(Event(7), Event(1)))
+    verdict = world.judge(rows_of(Event(2), Event(1, b"b")))
     assert verdict.new == [0]
     assert verdict.conflicts == [Conflict(1, world.table[key(1)][0])]
     assert verdict.conflicts[0].stored.replay_id == b"1"
@@ -142,20 +99,20 @@ def test_different_payload_with_the_same_schema_and_topic_is_a_conflict(world: W
     assert len(world.asked) == 1
 
 
-@pytest.mark.parametrize("other", [event(1, b"b", schema="two"), event(1, b"b", topic="/event/B")])
+@pytest.mark.parametrize("other", [Event(1, b"b", schema="two"), Event(1, b"b", topic="/event/B")])
 def test_different_payload_with_another_schema_or_topic_is_reencoded(world: World, other):
     """The event is counted as re-encoded without a look-up, because a channel with enriched events
     delivers each event in two encodings.
     """
-    world.store(rows_of(event(1)))
+    world.store(rows_of(Event(1)))
     assert world.judge(rows_of(other)) == Verdict([], reencoded=[0])
     assert not world.asked
 
 
 def test_same_payload_on_another_topic_is_a_plain_duplicate(world: World):
     """An event that differs from a stored one only in its topic is not counted as re-encoded."""
-    world.store(rows_of(event(1)))
-    assert world.judge(rows_of(event(1, topic="/event/B"))) == Verdict([])
+    world.store(rows_of(Event(1)))
+    assert world.judge(rows_of(Event(1, topic="/event/B"))) == Verdict([])
 
 
 def test_conflicts_within_a_write_are_found(world: World):
@@ -163,50 +120,42 @@ def test_conflicts_within_a_write_are_found(world: World):
 
     The others are compared with it.
     """
-    rows = rows_of(event(1), event(1), event(1, b"b"), event(1, b"c", schema="two"))
+    rows = rows_of(Event(1), Event(1), Event(1, b"b"), Event(1, b"c", schema="two"))
     verdict = world.judge(rows)
     assert verdict.new == [0]
     assert [(c.index, c.stored.replay_id) for c in verdict.conflicts] == [(2, b"0")]
     assert verdict.reencoded == [3]
 
 
-@pytest.mark.parametrize("known", ["unmarked", "unsure"])
-def test_uncertain_key_is_looked_up_near_its_hour(world: World, known: str):
-    """A key without a mark, or with a mark from an earlier process, is looked up in the table.
+def test_key_without_a_mark_is_looked_up_near_its_hour(world: World):
+    """A key that was read from the table, and so has no mark, is looked up in the table.
 
     The look-up is limited to a time span around the hour at which its row was written.
     """
     written = NOW - 20 * HOUR
-    world.store(rows_of(event(1), event(2)), written, known=known)
-    verdict = world.judge(rows_of(event(1), event(2, b"b"), event(3)))
+    world.store(rows_of(Event(1), Event(2)), written, known="unmarked")
+    verdict = world.judge(rows_of(Event(1), Event(2, b"b"), Event(3)))
     assert verdict.new == [2]
     assert [conflict.index for conflict in verdict.conflicts] == [1]
     ((keys, spans),) = world.asked
     assert keys == {key(1), key(2)}
-    before = 25 * HOUR if known == "unmarked" else 3 * HOUR  # unmarked: loaded by whole days
-    assert all(written - before < a <= written <= b < written + 3 * HOUR for a, b in spans)
+    # Keys are read from the table by whole days.
+    assert all(written - 25 * HOUR < a <= written <= b < written + 3 * HOUR for a, b in spans)
 
 
-def test_event_of_a_deleted_row_is_new_after_a_restart(world: World):
-    """The keys on disk are a cache of the table, so the event of a row that was deleted from the
-    table is written again.
-    """
-    world.store(rows_of(event(1), event(2)), known="unsure")
-    del world.table[key(1)]
-    assert world.judge(rows_of(event(1), event(2))) == Verdict([0])
-
-
-def test_only_events_older_than_the_window_or_without_a_time_are_looked_up(world: World):
-    """An event is looked up in the table if it is older than the window or has no time.
+def test_only_events_that_may_be_older_than_the_window_are_looked_up(world: World):
+    """An unknown event is looked up in the table if it may have been written before the window: if
+    it happened within a day after the window's start or earlier, or has no time.
 
     Other events in the same write are judged by the window alone.
     """
-    old, unknown = event(1, time=NOW - 80 * HOUR), event(2, time=None)
-    world.store(rows_of(old), NOW - 79 * HOUR, known="no")
-    rows = rows_of(old, unknown, event(3), event(4, time=NOW - 72 * HOUR))
+    old, unknown = Event(1, time=NOW - 80 * HOUR), Event(2, time=None)
+    ahead = Event(5, time=NOW - 50 * HOUR)  # set 20 h ahead by its publisher
+    world.store(rows_of(old, ahead), NOW - 74 * HOUR, known="no")
+    rows = rows_of(old, unknown, Event(3), Event(4, time=NOW - 48 * HOUR), ahead)
     assert world.judge(rows) == Verdict([1, 2, 3])
     ((keys, _),) = world.asked
-    assert keys == {key(1), key(2)}
+    assert keys == {key(1), key(2), key(5)}
 
 
 @pytest.mark.parametrize("time", [None, NOW - 80 * HOUR, NOW - 1000 * 24 * HOUR, -62_135_596_800.0])
@@ -216,7 +165,7 @@ def test_a_write_makes_one_look_up_in_a_limited_time_span(world: World, time: fl
     The time span begins a day before the oldest event, but at the earliest a day before the
     service's retention period begins.
     """
-    world.judge(rows_of(event(1, time=time), event(2, time=time)))
+    world.judge(rows_of(Event(1, time=time), Event(2, time=time)))
     ((_, spans),) = world.asked
     ((first, last),) = spans
     assert last == NOW - LENGTH
@@ -229,10 +178,10 @@ def test_events_that_are_not_live_are_looked_up_at_any_age(world: World):
     """Events from the quarantine may have been written long ago, so their look-up is not limited to
     the service's retention.
     """
-    old = event(1, time=NOW - 90 * 24 * HOUR)
+    old = Event(1, time=NOW - 90 * 24 * HOUR)
     world.store(rows_of(old), NOW - 20 * 24 * HOUR, known="no")
     assert world.judge(rows_of(old), is_live=False) == Verdict([])
-    world.judge(rows_of(event(2, time=None)), is_live=False)
+    world.judge(rows_of(Event(2, time=None)), is_live=False)
     assert world.asked[-1][1] == [(0.0, NOW - LENGTH)]
 
 
@@ -243,7 +192,7 @@ def test_marks_depend_on_payload_schema_and_topic():
     unknown.
     """
     marker = Marker()
-    variants = [event(1, p, s, t) for p in (b"", b"a") for s in ("1", "2") for t in ("x", "y")]
+    variants = [Event(1, p, s, t) for p in (b"", b"a") for s in ("1", "2") for t in ("x", "y")]
     marks = marker.marks(rows_of(*variants), NOW)
     assert len(set(marks)) == len(variants)
     assert all(mark != hour_of(NOW) for mark in marks)
@@ -263,57 +212,3 @@ def test_merged_spans_are_disjoint_and_cover_the_same_times(pairs: list[tuple[in
     for point in points:
         assert any(a <= point <= b for a, b in found) == any(a <= point <= b for a, b in spans)
     assert all(one[1] < two[0] for one, two in pairwise(found))
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_every_event_is_a_row_a_duplicate_or_a_conflict(seed: int):
-    """In random sequences of writes and restarts, every verdict equals that of a model that
-    remembers all events completely.
-    """
-    print(f"seed {seed}")
-    chance = random.Random(seed)
-    world, now = World(), NOW
-    model: dict[int, tuple[bytes, str, str]] = {}
-    for _ in range(40):
-        now += chance.choice([0.0, 60.0, 9 * HOUR])
-        if chance.random() < 0.2:  # a restart, with keys loaded from the table or from runs on disk
-            for k, (_, at) in world.table.items():
-                unmarked = Known(hour_of(at), True)
-                mark = world.window.get(k, unmarked).mark
-                world.window[k] = chance.choice([unmarked, Known(mark, False)])
-        world.window = {
-            k: known for k, known in world.window.items() if world.table[k][1] >= now - LENGTH
-        }
-        events = [
-            event(
-                chance.randrange(25),
-                chance.choice([b"a", b"a", b"b"]),
-                chance.choice(["one", "one", "two"]),
-                chance.choice(["/event/A", "/event/A", "/event/B"]),
-                chance.choice([now, now - HOUR, None]),
-            )
-            for _ in range(chance.randrange(1, 9))
-        ]
-        # An event that was received before cannot have happened after that.
-        events = [
-            (n, p, s, t, world.table[key(n)][1] - HOUR if key(n) in world.table else time)
-            for n, p, s, t, time in events
-        ]
-        expected_new, reencoded, conflicts = [], [], []
-        for index, (number, payload, schema, topic, _) in enumerate(events):
-            row = model.get(number)
-            if row is None:
-                model[number] = payload, schema, topic
-                expected_new.append(index)
-            elif row[0] != payload and row[1:] == (schema, topic):
-                conflicts.append(index)
-            elif row[0] != payload:
-                reencoded.append(index)
-        rows = rows_of(*events)
-        verdict = world.judge(rows, now, is_live=chance.random() < 0.5)
-        if any(now - at > KEPT for _, at in world.table.values()):
-            break  # the service would no longer deliver it
-        assert verdict.new == expected_new
-        assert verdict.reencoded == reencoded
-        assert [conflict.index for conflict in verdict.conflicts] == conflicts
-        world.store(rows.take(pa.array(verdict.new, pa.int64())), now)

@@ -11,10 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.spark import EventWriter, read_sidecar
-from sfpubsub.spark.ingest import key_window
 from sfpubsub.types import RawEvent
 from tests.spark.conftest import TABLE_FORMAT
-from tests.spark.readers import ids_of, read_table
+from tests.spark.readers import read_table
 from tests.spark.sample_events import CODEC, NOW, TOPIC, batch_of, raw_event, replay_id
 
 HOUR = 3600.0
@@ -113,45 +112,10 @@ def test_conflicting_payloads_of_one_event_id_are_both_kept(spark, open_writer, 
     assert {(row["topic"], row["schema_id"]) for row in kept} == {(TOPIC, "schema-1")}
 
 
-def test_restart_reuses_the_keys_on_disk(open_writer, table, kind, monkeypatch):
-    """After a restart, each event is still stored once.
-
-    The new writer loads the keys on disk, and reads only the keys of newer rows from the table.
-    """
-    monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
-    writer = open_writer()
-    writer.write(batch_of(range(10)))
-    writer.write(batch_of(range(10, 13)))
-    place = table.parent / ".orders.sfpubsub" / "_keys"
-    assert list(place.glob("*.keys"))
-    writer = open_writer()
-    assert writer._window.covered.seq == 9
-    assert len(writer._window) == 13
-    result = writer.write(batch_of([*range(5, 16)]))
-    assert (result.rows, result.duplicates) == (3, 8)
-    assert ids_of(table, kind) == [f"event-{n}" for n in range(16)]
-
-
-def test_keys_of_a_recreated_table_are_ignored(spark, open_writer, table, kind, monkeypatch):
-    """If a table is deleted and created again, the new one stores all events.
-
-    Keys on disk that belong to the old table are ignored.
-    """
-    monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
-    open_writer().write(batch_of(range(20)))
-    open_writer().close()
-    table.rename(table.with_name("old"))
-    writer = open_writer()
-    assert writer.write(batch_of(range(20))).rows == 20
-    writer.write(batch_of(range(20, 40)))
-    assert open_writer().write(batch_of(range(40))).duplicates == 40
-
-
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="RESTORE is Delta's")
 @pytest.mark.parametrize("kind", ["delta"])
-def test_rows_removed_by_a_restore_are_written_again(spark, open_writer, table, kind, monkeypatch):
-    """Rows that Delta's RESTORE removed are written again, though their keys are still on disk."""
-    monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
+def test_rows_removed_by_a_restore_are_written_again(spark, open_writer, table, kind):
+    """Rows that Delta's RESTORE removed are written again after a restart."""
     writer = open_writer()
     writer.write(batch_of(range(10)))
     history = spark.sql(f"DESCRIBE HISTORY delta.`{table}`").selectExpr("max(version)").first()[0]

@@ -10,8 +10,6 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError
 from sfpubsub.spark import EventWriter, read_sidecar
-from sfpubsub.spark.ingest import key_window
-from sfpubsub.spark.ingest.run_directory import keys_directory
 from sfpubsub.spark.ingest.screening import Part
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.types import RawEvent
@@ -147,20 +145,11 @@ def test_conflicts_are_counted_and_stored_by_source(open_writer, spark, table, f
     ]
 
 
-def test_keys_on_disk_survive_a_change_of_sources(open_writer, monkeypatch):
-    """The key files that detect duplicates belong to the table, so they are reused when a source is
-    added or left out.
+def test_events_are_recognised_whichever_sources_the_writer_has(open_writer):
+    """A start reads the keys of all rows, whichever source they came from, so duplicates are
+    detected after a source was added or left out.
     """
-    monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
-    writer = open_writer(topic=TOPIC)
-    writer.write(batch_of(range(10)))
-    place = keys_directory(writer.destination)
-    runs = set(place.glob("*.keys"))
-    assert runs
+    open_writer(topic=TOPIC).write(batch_of(range(10)))
     writer = open_writer(topic=[TOPIC, OTHER])
-    assert set(place.glob("*.keys")) == runs
-    writer.write_parts([part(OTHER, range(5, 20))])
-    runs = set(place.glob("*.keys"))
-    writer = open_writer(topic=OTHER)
-    assert set(place.glob("*.keys")) == runs
-    assert writer.write_parts([part(OTHER, range(21))])[0].rows == 1
+    assert writer.write_parts([part(OTHER, range(5, 20))])[0].rows == 10
+    assert open_writer(topic=OTHER).write_parts([part(OTHER, range(21))])[0].rows == 1

@@ -17,8 +17,7 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
-from sfpubsub.spark.ingest.key_run import HOUR, HOUR_BITS
-from sfpubsub.spark.ingest.key_window import Known, hour_of
+from sfpubsub.spark.ingest.key_window import HOUR, HOUR_BITS, hour_of
 from sfpubsub.spark.raw.layout import LONGEST_PARTITION
 from sfpubsub.spark.raw.table import StoredRow
 
@@ -26,8 +25,9 @@ from sfpubsub.spark.raw.table import StoredRow
 # documentation), doubled because the service purges late. An older event time cannot be right.
 KEPT = 144 * 3600.0
 
-# Seconds by which an event's time may be ahead, because publishers set it with their own clocks.
-# Lookups in the table start that much earlier.
+# Seconds by which an event's time may be after the recorded time of its row's write: publishers set
+# it with their own clocks, and the writer's clock may have been behind. An event that may have been
+# written before the window, by its time less this margin, is looked up in the table.
 _CLOCK_MARGIN = 24 * 3600.0
 
 # Layout of a mark, from the lowest of its 64 bits: 20 bits for the hour, 12 for schema and topic,
@@ -46,14 +46,14 @@ LookUp: TypeAlias = Callable[[Sequence[bytes], Sequence[Span]], Mapping[bytes, S
 class Window(Protocol):
     """The part of a `KeyWindow` that `judge` needs."""
 
-    def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
-        """Return a mapping from those *keys* that are in the window to their entries."""
+    def find(self, keys: Sequence[bytes]) -> Mapping[bytes, int]:
+        """Return a mapping from those *keys* that are in the window to their marks."""
         ...
 
     def oldest(self, now: float) -> float:
         """Return the start of the window's time span, in seconds since the epoch.
 
-        The window contains the key of every row that was written since then.
+        The window contains the key of every row that was written after that time.
         """
         ...
 
@@ -127,13 +127,12 @@ def judge(
 ) -> Verdict:
     """Classify *rows* as new, duplicates or conflicts.
 
-    1. Two kinds of events need no lookup. An event is new if its key is not in the window and its
-       time is not before the window's time span, because the window contains all keys of that span.
-       An event is a duplicate if this process stored its key and the marks of both events show it.
-    2. All other events are looked up in the table, for one of three reasons: the marks do not
-       suffice; an earlier process stored the key, so the row may have been deleted since; or the
-       event has no time, or one before the window's time span, so it may have been written before
-       that span.
+    1. An event whose key is in the window is a duplicate or a conflict, whatever its own time. It
+       is looked up in the table only if the marks do not suffice to say which.
+    2. An event whose key is not in the window is looked up only if its row may have been written
+       before the window's time span. Its own time only limits how far back its row can be: to a day
+       before that time, if it has one, and to the service's retention (`KEPT`), if *is_live*. An
+       event without a row is new.
     3. Of several rows with the same new key, the first one is new, and the others are compared with
        it.
 
@@ -166,9 +165,9 @@ def judge(
                 conflicts.append(Conflict(index, other))
             else:
                 reencoded.append(index)
-        elif key in known and (key not in asked or known[key].sure):
-            mark = known[key].mark
-            if _is_settled(known[key], marks[index]) and not _same_payload(mark, marks[index]):
+        elif key in known:
+            mark = known[key]
+            if _is_settled(mark, marks[index]) and not _same_payload(mark, marks[index]):
                 reencoded.append(index)
         else:
             first[key] = index
@@ -191,35 +190,35 @@ def _to_ask(
     rows: pa.Table,
     keys: Sequence[bytes],
     marks: Sequence[int],
-    known: Mapping[bytes, Known],
+    known: Mapping[bytes, int],
     oldest: float,
     live_at: float | None,
 ) -> dict[bytes, Span]:
     """Return the keys to look up in the table, each with the time span in which to search."""
     asked: dict[bytes, Span] = {}
     times = rows["event_time"].cast(pa.int64()).to_pylist()
-    limit = oldest * 1_000_000
     for key, mark, time in zip(keys, marks, times, strict=True):
         found = known.get(key)
         if found is not None:
-            if not found.sure or not _is_settled(found, mark):
-                written = (found.mark & _HOUR_MASK) * HOUR
+            if not _is_settled(found, mark):
+                written = (found & _HOUR_MASK) * HOUR
                 # For keys read from the table, only the end of their partition is known.
-                before = HOUR if _has_payload(found.mark) else LONGEST_PARTITION
+                before = HOUR if _has_payload(found) else LONGEST_PARTITION
                 asked[key] = (written - before, written + HOUR)
-        elif time is None or time < limit:
-            start = 0.0 if time is None else max(0.0, time / 1_000_000 - _CLOCK_MARGIN)
-            if live_at is not None:
-                start = max(start, live_at - KEPT - _CLOCK_MARGIN)
-            asked[key] = (min(start, oldest), oldest)
+            continue
+        start = 0.0 if time is None else max(0.0, time / 1_000_000 - _CLOCK_MARGIN)
+        if live_at is not None:
+            start = max(start, live_at - KEPT - _CLOCK_MARGIN)
+        if start <= oldest:
+            asked[key] = (start, oldest)
     return asked
 
 
-def _is_settled(known: Known, mark: int) -> bool:
+def _is_settled(known: int, mark: int) -> bool:
     """Return whether an event's *mark* and the known mark of its key suffice to classify it."""
-    if not _has_payload(known.mark):
+    if not _has_payload(known):
         return False
-    return _same_payload(known.mark, mark) or (known.mark ^ mark) >> HOUR_BITS & _CONTEXT_MASK != 0
+    return _same_payload(known, mark) or (known ^ mark) >> HOUR_BITS & _CONTEXT_MASK != 0
 
 
 def _has_payload(mark: int) -> bool:

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sfpubsub.spark.ingest.dedupe import Marker, Verdict, judge
-from sfpubsub.spark.ingest.key_run import HOUR
-from sfpubsub.spark.ingest.key_window import Covered, KeyWindow, hour_of
+from sfpubsub.spark.ingest.key_window import KeyWindow
 from sfpubsub.spark.ingest.service_time import ServiceTime
 from sfpubsub.spark.raw.table import RawTable
 
@@ -26,7 +25,7 @@ class KnownEvents:
 
     Args:
         table: The raw table.
-        window: Window with the keys of recent rows. The caller closes it.
+        window: Window for the keys of recent rows.
         clock: Returns the time in seconds since the epoch.
     """
 
@@ -39,15 +38,10 @@ class KnownEvents:
         self._recovered_at = 0.0
 
     def recover(self) -> None:
-        """Reload the table's state, and read the keys that are missing from the window's files.
-
-        The window (`KeyWindow`) keeps the newest keys in memory, and older ones in sorted files on
-        local disk, its *runs*. The runs contain the keys of rows up to `KeyWindow.covered`, so only
-        those of newer rows are read from the table. If the runs do not match the table, all keys of
-        the window are read again.
+        """Reload the table's state, and read the keys of the window's time span from the table.
 
         Raises:
-            WriteError: The table cannot be read, or the window's files cannot be written.
+            WriteError: The table cannot be read.
         """
         self._recover(max(self._latest, self._time.read()))
 
@@ -70,7 +64,6 @@ class KnownEvents:
         now = self._time.at_delivery(None if newest is None else newest / 1_000_000)
         now = self._latest = max(self._latest, self._table.newest_time, now)
         if now < self._recovered_at - _SET_BACK:
-            self._window.clear()
             self._recover(now)
         return now
 
@@ -79,20 +72,16 @@ class KnownEvents:
         return self._marker.marks(rows, now)
 
     def judge(self, rows: pa.Table, marks: list[int], now: float, *, is_live: bool) -> Verdict:
-        """Drop expired keys, then classify each row as new, a duplicate or a conflict.
-
-        See `dedupe.judge`.
+        """Classify each row as new, a duplicate or a conflict; see `dedupe.judge`.
 
         Raises:
-            WriteError: The table cannot be read, or the window's files cannot be written.
+            WriteError: The table cannot be read.
         """
-        self._window.expire(now)
         return judge(rows, marks, self._window, self._table.rows_with, now=now, is_live=is_live)
 
     def add(self, rows: pa.Table, marks: list[int], now: float) -> None:
         """Add the keys of *rows*, which were just appended to the table, to the window."""
-        keys = rows["dedupe_key"].to_pylist()
-        self._window.add(keys, marks, now, self._table.next_seq - 1)
+        self._window.add(rows["dedupe_key"].to_pylist(), marks, now)
 
     def record_time(self, service_time: float) -> None:
         """Record the service's time, to check the local clock against it.
@@ -105,20 +94,9 @@ class KnownEvents:
     def _recover(self, now: float) -> None:
         table, window = self._table, self._window
         table.recover()
-        window.begin()
-        covered = window.covered
-        if covered is not None:
-            key = table.key_of(covered.seq, covered.hour * HOUR)
-            if key is None or key.hex() != covered.key:  # the table was restored or recreated
-                window.clear()
-                covered = None
+        window.clear()
         self._recovered_at = now = max(now, table.newest_time)
-        since, written_at = window.oldest(now), 0.0
-        for written_at, keys in table.keys_since(since, -1 if covered is None else covered.seq):
+        since = window.oldest(now)
+        for written_at, keys in table.keys_since(since):
             window.load(keys, written_at)
-        last = None
-        if written_at and window.needs_cover:
-            key = table.key_of(table.next_seq - 1, table.newest_time)
-            if key is not None:
-                last = Covered(table.next_seq - 1, key.hex(), hour_of(table.newest_time))
-        window.loaded(last, since)
+        window.loaded(since)

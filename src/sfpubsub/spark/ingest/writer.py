@@ -22,14 +22,9 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError, WriteError
 from sfpubsub.spark.ingest.dedupe import Conflict
-from sfpubsub.spark.ingest.key_window import (
-    DEFAULT_WINDOW,
-    DEFAULT_WINDOW_KEYS,
-    KeyWindow,
-)
+from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW, DEFAULT_WINDOW_KEYS, KeyWindow
 from sfpubsub.spark.ingest.known_events import KnownEvents
 from sfpubsub.spark.ingest.result import WriteResult
-from sfpubsub.spark.ingest.run_directory import keys_directory
 from sfpubsub.spark.ingest.screening import Part, ScreenedPart, screen, taken_of
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.undecodable import OnUndecodable, Undecodable
@@ -68,10 +63,10 @@ class EventWriter:
         subscription: Name or id of the managed subscription, or several.
         topic: The topic, or several; the table keeps the position of each (`TableReplayStore`).
         channel: The channel of the Streaming API, or several; handled like topics.
-        window: Seconds for which dedupe keys are kept, in memory and on local disk.
-        window_keys: Maximum number of dedupe keys, each of which takes 1.1 bytes of memory and 24
-            bytes of disk. If there are more, the oldest are dropped. Events as old as the dropped
-            keys are then looked up in the table, which takes longer.
+        window: Seconds for which dedupe keys are kept in memory.
+        window_keys: Maximum number of dedupe keys, each of which takes 24 bytes of memory. If there
+            are more, the oldest are dropped. Events that may be as old as the dropped keys are then
+            looked up in the table, which takes longer.
         staging: With parquet: directory for staging and sidecars, on the table's file system and
             outside the table. None keeps the directory of an existing table, and selects the
             default for a new one.
@@ -143,13 +138,7 @@ class EventWriter:
                 unless_done.callback(self._lease.release)
             self._table = _open_table(spark, place, self.sources, table_properties, self.org_id)
             self._table.on_restored = self._note_restored
-            # The window is named after the table, not its sources, which may change while the keys
-            # stay the same.
-            self._window = KeyWindow(
-                f"{place.format} {place}", keys_directory(place), window, window_keys
-            )
-            unless_done.callback(self._window.close)
-            self._known = KnownEvents(self._table, self._window, clock)
+            self._known = KnownEvents(self._table, KeyWindow(window, window_keys), clock)
             self._known.recover()
             self._trusted = True
             unless_done.pop_all()
@@ -384,10 +373,8 @@ class EventWriter:
         """
         self._is_closed = True
         # Never released: a write that is about to start finds the lock taken.
-        if self._busy.acquire(blocking=False):
-            self._window.close()
-            if self._lease is not None:
-                self._lease.release()
+        if self._busy.acquire(blocking=False) and self._lease is not None:
+            self._lease.release()
 
     def __enter__(self) -> EventWriter:
         return self

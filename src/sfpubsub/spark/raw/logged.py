@@ -53,9 +53,6 @@ _FENCE_TRIES = 5
 # Maximum number of keys collected by the driver at a time. Each takes about 50 bytes there.
 _KEYS_AT_ONCE = 1_000_000
 
-# Tolerance for the time of a row that is looked up by its ``ingest_seq``, in seconds.
-_CLOCKS = 3600.0
-
 
 class Conflict(Exception):  # noqa: N818  # never leaves this package; not a user error
     """Raised if a transaction was not committed, usually because another one came first."""
@@ -190,16 +187,16 @@ class LoggedTable(RawTable):
         """See `RawTable`."""
         self._try_commit(None, self._known.moved(positions), "writing the position")
 
-    def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
+    def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
         """See `RawTable`.
 
         Yields a pair per partition; its time is the partition's end, but at most `newest_time`.
         """
-        if self.next_seq <= after + 1 or day_of(self.newest_time) < day_of(oldest):
+        if self.next_seq == 0 or day_of(self.newest_time) < day_of(oldest):
             return  # there are no such rows, and Spark would need about 1 s to find that out
         with self._errors("cannot be read"):
             frame = self._rows().where(f.col(PARTITION) >= f.lit(day_of(oldest)))
-            frame = frame.where(f.col("ingest_seq") > after).select(PARTITION, "dedupe_key")
+            frame = frame.select(PARTITION, "dedupe_key")
             some = frame.limit(_KEYS_AT_ONCE + 1).toArrow()
             if len(some) <= _KEYS_AT_ONCE:
                 yield from self._keys(some)
@@ -215,15 +212,6 @@ class LoggedTable(RawTable):
         for day in sorted(pc.unique(column).to_pylist()):
             written = min(end_of(day), max(self.newest_time, start_of(day)))
             yield written, joined_keys(rows.filter(pc.equal(column, day))["dedupe_key"])
-
-    def key_of(self, seq: int, written_at: float) -> bytes | None:
-        """See `RawTable`."""
-        if self.next_seq <= seq:
-            return None
-        with self._errors("cannot be read"):
-            rows = self._rows().where(self._written(written_at - _CLOCKS, written_at + _CLOCKS))
-            found = rows.where(f.col("ingest_seq") == seq).select("dedupe_key").head(1)
-        return bytes(found[0][0]) if found else None
 
     def rows_with(
         self, keys: Collection[bytes], spans: Sequence[tuple[float, float]]

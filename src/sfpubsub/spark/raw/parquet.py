@@ -60,7 +60,6 @@ _HADOOP_STAGING = Path("_temporary", "0", "_temporary")
 
 # Columns read by a lookup.
 _STORED = spark_schema(pa.schema([SCHEMA.field(name) for name in StoredRow.COLUMNS]))
-_KEY_AND_NUMBER = pa.schema([SCHEMA.field(name) for name in ("dedupe_key", "ingest_seq")])
 
 _READ_ERRORS = (OSError, pa.ArrowException)
 
@@ -191,32 +190,18 @@ class ParquetTable(RawTable):
         except (*_READ_ERRORS, ValueError, KeyError) as error:
             raise WriteError(f"the newest batch of {self.path} cannot be read: {error}") from error
 
-    def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
+    def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
         """See `RawTable`. Each time is the end of the partition that contains the rows."""
         first = _name_of(oldest)
         try:
             for partition in self._partitions():
                 if partition.name >= first:
                     end = end_of(_day_of(partition))
-                    for keys in _scan_keys(_files(partition, after)):
+                    files = [file for batch in _batches(partition) for file in batch.files]
+                    for keys in _scan_keys(files):
                         yield end, keys
         except (*_READ_ERRORS, ValueError) as error:
             raise WriteError(f"the dedupe keys of {self.path} cannot be read: {error}") from error
-
-    def key_of(self, seq: int, written_at: float) -> bytes | None:
-        """See `RawTable`."""
-        try:
-            batches = (batch for batch in self._batches_backwards() if batch.first_seq <= seq)
-            batch = next(batches, None)
-            for file in batch.files if batch is not None else ():
-                rows = pq.read_table(
-                    file, schema=_KEY_AND_NUMBER, filters=[("ingest_seq", "=", seq)]
-                )
-                if len(rows):
-                    return bytes(rows["dedupe_key"][0].as_py())
-        except (*_READ_ERRORS, ValueError) as error:
-            raise WriteError(f"the dedupe keys of {self.path} cannot be read: {error}") from error
-        return None
 
     def rows_with(
         self, keys: Collection[bytes], spans: Sequence[tuple[float, float]]
@@ -375,11 +360,6 @@ def _check(staged: Path, expected: int) -> None:
 
 def _batches(partition: Path) -> list[_Batch]:
     return [_Batch(p) for p in sorted(partition.iterdir()) if p.name.startswith(BATCH_PREFIX)]
-
-
-def _files(partition: Path, after: int) -> list[Path]:
-    batches = (batch for batch in _batches(partition) if batch.first_seq > after)
-    return [file for batch in batches for file in batch.files]
 
 
 def _scan_keys(files: Collection[Path]) -> Iterator[bytes]:

@@ -35,9 +35,6 @@ SIDECARS = (
     CONFIRMED_NAME,
 )
 
-# Cache of a writer's dedupe keys (ingest/key_window.py).
-KEYS_NAME = "_keys"
-
 # File that names the table to which the directory belongs, because several tables may share a
 # parent directory chosen by the user.
 _OWNER_NAME = "table.json"

@@ -96,31 +96,16 @@ class RawTable(ABC):
         """
 
     @abstractmethod
-    def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
+    def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
         """Yield the dedupe keys of rows written since *oldest*, and possibly some older ones.
 
         Args:
             oldest: Time in seconds since the epoch.
-            after: ``ingest_seq`` of the last row of a batch. Only later rows are read; by default,
-                all rows.
 
         Yields:
             Pairs of a time and the concatenated keys of some rows. The time, in seconds since 1970
             UTC, is when the rows were written, or at most
             `sfpubsub.spark.raw.layout.LONGEST_PARTITION` later. Times do not decrease.
-
-        Raises:
-            WriteError: The table cannot be read.
-        """
-
-    @abstractmethod
-    def key_of(self, seq: int, written_at: float) -> bytes | None:
-        """Return the dedupe key of the row with a given ``ingest_seq``; None if no row has it.
-
-        Args:
-            seq: ``ingest_seq`` of the row.
-            written_at: When the row was written, in seconds since the epoch; may be off by up
-                to an hour.
 
         Raises:
             WriteError: The table cannot be read.
