@@ -42,6 +42,9 @@ class World:
     clock advances only when it has nothing to do, by `MARGIN`.
     """
 
+    shares_clock = False
+    """Whether the org's clock advances only with the mirror's, its keepalives included."""
+
     def __init__(
         self,
         spark: SparkSession,
@@ -145,8 +148,8 @@ class World:
         """Let the mirror take one step; if there is nothing to do, advance the clock by a margin.
 
         The clock stands still during a read, so that waiting for its response does not make the
-        response older, and until the stream has caught up, so that no hours of the mirror's time
-        pass on a slow machine, each with its checks.
+        response older, and (unless the org has the same clock) until the stream has caught up, so
+        that no hours of the mirror's time pass on a slow machine, each with its checks.
 
         Returns:
             True if the mirror had nothing to do and is settled, otherwise False.
@@ -154,7 +157,8 @@ class World:
         state = self.stream.state()
         if mirror.advance(state):
             return False
-        if state.is_caught_up and not mirror._fetching.is_busy:
+        may_pass = state.is_caught_up or self.shares_clock
+        if may_pass and not mirror._fetching.is_busy:
             self.pass_time(MARGIN)
         return mirror.is_settled(state)
 

@@ -135,6 +135,8 @@ def test_a_mirror_survives_that_its_rights_are_withdrawn(world: World):
 class SlowRights(World):
     """A world whose org shares the mirror's clock, so that streams see new rights minutes later."""
 
+    shares_clock = True
+
     def pass_time(self, seconds: float) -> None:
         """Advance the clocks of the mirror and of the org."""
         super().pass_time(seconds)

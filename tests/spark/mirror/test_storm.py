@@ -263,6 +263,7 @@ class StormWorld(World):
     The org's responses lag behind its events by almost as much as the mirror's margin allows.
     """
 
+    shares_clock = True
     settings_of_org = Settings(rest_lag_s=0.9 * MARGIN, keepalive_s=1.0, retention_s=1e9)
 
     def __init__(
