@@ -83,11 +83,14 @@ def test_a_slow_callback_delays_nothing_but_callbacks():
 def test_close_waits_for_callbacks():
     """Leaving the block returns after the last callback has returned."""
     done: list[int] = []
+    released = threading.Event()
     with client_of(Bus()) as client:
         with client.open_publisher(TOPIC) as publisher:
+            publisher.send({"n": 0}).add_done_callback(lambda _receipt: released.wait(PATIENCE))
             for number in range(50):
                 receipt = publisher.send({"n": number})
                 receipt.add_done_callback(lambda _receipt, number=number: done.append(number))
+            threading.Timer(0.05, released.set).start()
         assert done == list(range(50))
 
 
