@@ -39,6 +39,8 @@ from ..conftest import PATIENCE, QUICK, until
 from .test_managed import ACCOUNT, NAME, TOPIC, committed, numbers, orders
 
 SCHEMA = '{"type": "record", "name": "Tick__e", "fields": [{"name": "n", "type": "int"}]}'
+# The hash of the schema: an answer under another id is fetched once more.
+SCHEMA_ID = "Cva4kLeW--7EgQarSv0hMQ"
 SESSION = Session("00D000000000001!x", "https://example.com")
 
 OURS = ("sfpubsub-read", "sfpubsub-renew", "sfpubsub-alarm", "sfpubsub-aio")
@@ -117,7 +119,7 @@ class Script(MemoryTransport):
     """A scripted service with one schema; a test can make its GetSchema wait or fail."""
 
     def __init__(self) -> None:
-        super().__init__(schemas={"tick": SCHEMA}, topics={"/event/Tick__e": "tick"})
+        super().__init__(schemas={SCHEMA_ID: SCHEMA}, topics={"/event/Tick__e": SCHEMA_ID})
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.fetches = 0
@@ -143,7 +145,7 @@ def ticks(*values: int, pending: int = 90) -> Response:
     byte of Avro.
     """
     events = tuple(
-        RawEvent(f"id{value}", "tick", bytes([2 * value]), ReplayId(b"r%d" % value))
+        RawEvent(f"id{value}", SCHEMA_ID, bytes([2 * value]), ReplayId(b"r%d" % value))
         for value in values
     )
     return Response(events, events[-1].replay_id, pending)
@@ -1187,12 +1189,14 @@ def test_cancelled_calls_do_not_delay_later_calls():
 
     async def main():
         async with script.client() as client:
-            calls = [asyncio.create_task(client.get_schema("tick")) for _ in range(POOL_SIZE + 5)]
+            calls = [
+                asyncio.create_task(client.get_schema(SCHEMA_ID)) for _ in range(POOL_SIZE + 5)
+            ]
             await eventually(lambda: script.fetches == POOL_SIZE, "a full pool")
             for call in calls:
                 await cancelled(call)
             script.may_answer.set()
-            assert (await client.get_schema("tick")).schema_id == "tick"
+            assert (await client.get_schema(SCHEMA_ID)).schema_id == "tick"
             assert script.fetches == POOL_SIZE + 1
 
     run(main())
