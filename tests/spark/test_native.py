@@ -51,7 +51,7 @@ def test_subscribe_ingest_and_mirror_work_with_the_compiled_decoder(
         start = [f"--topic={TOPIC}", "--replay=earliest"]
         assert run(["subscribe", *start, "--max-events=5"]) == 0
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert [line["value"]["Order_Number__c"] for line in lines] == numbers
+        assert [line["payload"]["Order_Number__c"] for line in lines] == numbers
         options = ["--once", "--idle-timeout=60", "--fallback=earliest"]
         assert run(["ingest", f"--topic={TOPIC}", f"--to={raw}", *options]) == 0
         texts = read_table(raw, "parquet")["payload_json"].to_pylist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -53,7 +54,7 @@ class Publisher:
         *,
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
-    ) -> Receipt:
+    ) -> Future[PublishResult]:
         """Send an event. Blocks while too many events are pending or a schema is being fetched.
 
         In a callback of a receipt, and in ``on_gap``, it does not wait while too many events are

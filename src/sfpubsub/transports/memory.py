@@ -14,6 +14,7 @@ from sfpubsub.errors import SchemaNotFoundError, StreamUnavailableError, TopicNo
 from sfpubsub.protocol.commands import OpenPublish, OpenStream, SendEvents, SendRequest
 from sfpubsub.protocol.events import Failure, FailureKind, PublishAnswer, Response
 from sfpubsub.transports.base import PublishCall, StreamCall, Target, Transport
+from sfpubsub.transports.status import PREFIX
 from sfpubsub.types import ProducerEvent, PublishResult, SchemaInfo, TopicInfo
 
 # How long a test waits for an action of the client, in seconds: far longer than any action takes.
@@ -121,13 +122,17 @@ class MemoryTransport(Transport):
 
     def get_topic(self, name: str) -> TopicInfo:
         if name not in self.topics:
-            raise TopicNotFoundError(f"the MemoryTransport has no topic {name}: add it to topics")
+            raise TopicNotFoundError(
+                f"the MemoryTransport has no topic {name}: add it to topics",
+                error_code=f"{PREFIX}topic.not.found",
+            )
         return TopicInfo(name, "memory", True, True, self.topics[name], "")
 
     def get_schema(self, schema_id: str) -> SchemaInfo:
         if schema_id not in self.schemas:
             raise SchemaNotFoundError(
-                f"the MemoryTransport has no schema {schema_id}: add it to schemas"
+                f"the MemoryTransport has no schema {schema_id}: add it to schemas",
+                error_code=f"{PREFIX}schema.not.found",
             )
         return SchemaInfo(schema_id, self.schemas[schema_id])
 
