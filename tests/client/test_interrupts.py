@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import queue
 import signal
@@ -140,6 +141,14 @@ class Placed:
                 return False
             self._entered.add(place)
         return True
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    """Collect no garbage: the interrupt could hit a finalizer of what an earlier test has left."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @contextmanager
