@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,72 @@ def test_subpackages_import_only_lower_ones(path: Path):
     for name in imports(path):
         if name.startswith(f"sfpubsub.{package}."):
             assert name.split(".")[2] in {room, *may_import[room]}, f"{path} imports {name}"
+
+
+def circle_in(package: Path) -> list[str]:
+    """Return the names of modules that import each other in a circle; empty if there is none.
+
+    Every import counts. One that is in a function, or only for type checking, hides a circle from
+    Python, but not from the reader, who can understand none of the modules without the others.
+    """
+    paths = {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path
+        for path in package.rglob("*.py")
+    }
+    try:
+        TopologicalSorter(
+            {name: set(imported_modules(path, paths)) - {name} for name, path in paths.items()}
+        ).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def imported_modules(path: Path, modules: Collection[str]) -> Iterator[str]:
+    """Yield those of *modules* that a file imports.
+
+    For `from package import name`, this is the module `package.name` if it exists, or else the
+    package itself.
+    """
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module in modules:
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                yield module if module in modules else node.module
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Each module can be read and understood with only what is below it, inside a room as well."""
+    assert circle_in(SRC) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import room.a",
+        "from room import a",
+        "from room.a import A",
+        "def f():\n    from room.a import A",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from room.a import A",
+        "from room import A",  # which the package imports from the module a
+    ],
+)
+def test_a_circle_is_found_however_a_module_is_imported(tmp_path: Path, back: str):
+    """No form of import hides a circle from the rule above."""
+    room = tmp_path / "room"
+    room.mkdir()
+    (room / "__init__.py").write_text("from room.a import A\n")
+    (room / "a.py").write_text("from room.b import B\nclass A(B): ...\n")
+    (room / "b.py").write_text("from room import c\nclass B: ...\n")
+    (room / "c.py").write_text("")
+    assert circle_in(room) == []
+    (room / "c.py").write_text(f"{back}\n")
+    assert {"room.a", "room.b", "room.c"} <= set(circle_in(room))
 
 
 def test_only_the_wire_module_imports_the_protobuf_messages():

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from sfpubsub.emulator.org.records.jobs import Job
+from sfpubsub.emulator.org.records.job_store import Job
 from sfpubsub.emulator.server import EmulatorServer
 from tests.conftest import PATIENCE, until
 from tests.emulator.records.support import events, select
@@ -297,9 +297,9 @@ def test_an_ingest_job_resumes_after_a_restart(tmp_path):
         # The state that a kill after the second of three transactions leaves.
         for n in range(400):
             emulator.records.create("Order__c", {"Name": f"n{n}"}, user)
-        file = emulator.jobs.result(job, "successful", ["sf__Id", "sf__Created", "Name"])
+        file = emulator.jobs.stored.result(job, "successful", ["sf__Id", "sf__Created", "Name"])
         list(file.append(iter([["x", "true", f"n{n}"] for n in range(450)])))
-        emulator.jobs.change(job, state="InProgress", numberRecordsProcessed=400)
+        emulator.jobs.stored.change(job, state="InProgress", numberRecordsProcessed=400)
     with EmulatorServer(tmp_path) as emulator:
         done = wait_for_job(emulator, "ingest", made["id"])
         assert (done["state"], done["numberRecordsProcessed"]) == ("JobComplete", 600)

@@ -12,8 +12,15 @@ from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer
 from sfpubsub.emulator.http.rest import RestRefused, asked_of, body_of, missing
 from sfpubsub.emulator.http.sobjects import origin_of, user_of
 from sfpubsub.emulator.org.accounts import User
+from sfpubsub.emulator.org.records.job_store import (
+    DELIMITERS,
+    ENDED,
+    ENDINGS,
+    INGESTS,
+    QUERIES,
+    Job,
+)
 from sfpubsub.emulator.org.records.job_work import columns_of
-from sfpubsub.emulator.org.records.jobs import DELIMITERS, ENDED, ENDINGS, INGESTS, QUERIES, Job
 from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.records.result_file import ResultFile
 
@@ -128,7 +135,7 @@ def results(call: Call) -> Answer:
     start, wish = _start(asked.get("locator", [""])[0]), asked.get("maxRecords", [""])[0]
     most = call.world.settings.bulk_result_records
     count = min(int(wish), most) if 0 < len(wish) < 10 and wish.isdecimal() else most
-    file = call.world.jobs.result(job, "results", job.facts["columns"])
+    file = call.world.jobs.stored.result(job, "results", job.facts["columns"])
     there = max(0, min(count, file.count - start))
     following = start + there
     more = following < file.count
@@ -144,14 +151,14 @@ def ingested(call: Call) -> Answer:
     """
     job = _job(call)
     jobs = call.world.jobs
-    path = jobs.upload_path(job)
+    path = jobs.stored.upload_path(job)
     if job.state not in ENDED or not path.exists():
         return Answer(HTTPStatus.NO_CONTENT)
     columns = columns_of(path, job.facts["delimiter"])
     which = call.parts["which"].lower()
     if which in _RESULTS:
         name, added = _RESULTS[which]
-        file = jobs.result(job, name, [*added, *columns])
+        file = jobs.stored.result(job, name, [*added, *columns])
         return _file(file, 0, file.count)
     file = jobs.unprocessed(job, columns)
     return _file(file, 0, file.count)

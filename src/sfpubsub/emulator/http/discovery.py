@@ -11,7 +11,8 @@ from sfpubsub.emulator.http import soql
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import authorised
 from sfpubsub.emulator.http.tables import Table
-from sfpubsub.emulator.org.usage import DAY_S, HOUR_S, SEGMENT_S, used
+from sfpubsub.emulator.org.usage import DAY_S, HOUR_S, SEGMENT_S
+from sfpubsub.emulator.org.usage_report import used
 
 _SEGMENTS = {"FifteenMinutes": SEGMENT_S, "Hourly": HOUR_S, "Daily": DAY_S}
 """Length of each TimeSegment in seconds. "Hourly" is documented; the other names are assumed."""

@@ -15,6 +15,7 @@
     late         events that are published later than their change
     model        `Records`, used by all wire protocols
     result_file  CSV files with random access to rows
+    job_store    the jobs of the Bulk API as they are stored, with their files
     jobs         jobs of the Bulk API, and the worker thread that runs them
     job_work     the implementation of query jobs and ingest jobs
 

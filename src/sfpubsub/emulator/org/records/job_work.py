@@ -12,18 +12,16 @@ import csv
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sfpubsub.emulator.org.accounts import User
 from sfpubsub.emulator.org.records import values
+from sfpubsub.emulator.org.records.job_store import Job, JobStore
+from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.records.result_file import ResultFile
 from sfpubsub.emulator.org.records.writing import Transaction
 from sfpubsub.emulator.org.store import Store
-
-if TYPE_CHECKING:
-    from sfpubsub.emulator.org.records.jobs import Job, Jobs
-    from sfpubsub.emulator.org.records.model import Records
-    from sfpubsub.emulator.org.records.result_file import ResultFile
 
 _CHUNK = 200
 """Number of rows processed in one transaction. Documented."""
@@ -32,7 +30,7 @@ _NULL = "#N/A"
 """The value that clears a field; an empty value leaves it unchanged. Documented."""
 
 
-def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> None:
+def query(jobs: JobStore, records: Records, store: Store, job: Job, user: User) -> None:
     """Run a query job: write the rows of the query to the job's file. Return early if the job is
     stopped.
 
@@ -92,7 +90,7 @@ def write_unprocessed(file: ResultFile, path: Path, job: Job) -> None:
         pass
 
 
-def ingest(jobs: Jobs, records: Records, job: Job, user: User) -> None:
+def ingest(jobs: JobStore, records: Records, job: Job, user: User) -> None:
     """Run an ingest job: process the uploaded rows that are not processed yet. Return early if the
     job is stopped.
 
@@ -108,7 +106,7 @@ def ingest(jobs: Jobs, records: Records, job: Job, user: User) -> None:
         raise RecordProblem("InvalidBatch", f"the data cannot be read: {error}") from error
 
 
-def _take(jobs: Jobs, records: Records, job: Job, user: User, columns: list[str]) -> None:
+def _take(jobs: JobStore, records: Records, job: Job, user: User, columns: list[str]) -> None:
     good = jobs.result(job, "successful", ["sf__Id", "sf__Created", *columns])
     bad = jobs.result(job, "failed", ["sf__Id", "sf__Error", *columns])
     done, failed = job.facts["numberRecordsProcessed"], job.facts["numberRecordsFailed"]

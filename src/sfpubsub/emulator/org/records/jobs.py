@@ -1,18 +1,16 @@
-"""Jobs of the Bulk API 2.0: their state, their files, and the worker thread that runs them.
+"""Jobs of the Bulk API 2.0, and the worker thread that runs them.
 
-A job consists of a row in the store and of files in a separate directory. Jobs run one after
-another. If the emulator is killed while a job is running, the next start repeats a query job, and
-continues an ingest job after its last transaction. `job_work` implements both kinds of jobs.
+Jobs run one after another. If the emulator is killed while a job is running, the next start repeats
+a query job, and continues an ingest job after its last transaction. `job_work` implements both
+kinds of jobs, and `job_store` stores them.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,56 +19,14 @@ from sfpubsub.emulator.faults.plan import FaultPlan
 from sfpubsub.emulator.org.accounts import User
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.records import job_work
+from sfpubsub.emulator.org.records.job_store import ENDED, QUERIES, Job, JobStore
 from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.records.result_file import ResultFile
-from sfpubsub.emulator.org.records.values import moment
 from sfpubsub.emulator.org.sessions import eighteen
 from sfpubsub.emulator.org.store import Store
 
 _log = logging.getLogger(__name__)
-
-_TABLE = """CREATE TABLE IF NOT EXISTS jobs (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, facts TEXT NOT NULL)"""
-
-ENDED = ("JobComplete", "Aborted", "Failed")
-QUERIES = ("query", "queryAll")
-INGESTS = ("insert", "update", "upsert", "delete", "hardDelete")
-DELIMITERS = {
-    "COMMA": ",",
-    "TAB": "\t",
-    "SEMICOLON": ";",
-    "PIPE": "|",
-    "CARET": "^",
-    "BACKQUOTE": "`",
-}
-ENDINGS = {"LF": "\n", "CRLF": "\r\n"}
-
-
-@dataclass
-class Job:
-    """A Bulk API job.
-
-    Attributes:
-        job_id: 18-character id.
-        facts: The job's properties by name. Responses contain most of them; some, such as `user`
-            and `origin`, are internal.
-        stopped: Set when the worker thread must stop running the job.
-    """
-
-    job_id: str
-    facts: dict[str, Any]
-    stopped: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def is_query(self) -> bool:
-        """Whether this is a query job; otherwise it is an ingest job."""
-        return self.facts["operation"] in QUERIES
-
-    @property
-    def state(self) -> str:
-        """The job's state: Open, UploadComplete, InProgress, or one of `ENDED`."""
-        return str(self.facts["state"])
 
 
 class Jobs:
@@ -80,17 +36,20 @@ class Jobs:
         store: The store for the jobs.
         records: The records that the jobs read and change.
         clock: The org's clock.
-        directory: The directory for the jobs' files; created if it does not exist.
+        directory: The directory for the jobs' files; created when it is needed.
         faults: The fault plan.
+
+    Attributes:
+        stored: The stored state and the files of the jobs.
     """
 
     def __init__(
         self, store: Store, records: Records, clock: Clock, directory: Path, faults: FaultPlan
     ) -> None:
+        self.stored: JobStore = JobStore(store, clock, directory)
         self._store = store
         self._records = records
         self._clock = clock
-        self._directory = directory
         self._faults = faults
         self._changed = threading.Condition()  # guards the fields below
         self._waiting: deque[Job] = deque()
@@ -98,11 +57,7 @@ class Jobs:
         self._current: Job | None = None  # the job that the thread is running
         self._stopping = False
         self._unprocessed = threading.Lock()  # held while a file of unprocessed rows is written
-        store.run(_TABLE)
-        self._jobs = {
-            row[0]: Job(row[0], json.loads(row[1]))
-            for row in store.rows("SELECT id, facts FROM jobs ORDER BY number")
-        }
+        self._jobs = {job.job_id: job for job in self.stored.jobs()}
         for job in self._jobs.values():
             if job.state in ("UploadComplete", "InProgress"):
                 self._hand_over(job)
@@ -118,16 +73,10 @@ class Jobs:
             The new job.
         """
         with self._changed:
-            rows = self._store.rows("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'")
-            job_id = eighteen(f"750SB{(rows[0][0] if rows else 0) + 1:010d}")
-            now = moment(self._clock.now())
             is_query = facts["operation"] in QUERIES
-            job = Job(
-                job_id,
+            job = self.stored.add(
                 {
                     "createdById": user.user_id,
-                    "createdDate": now,
-                    "systemModstamp": now,
                     "state": "UploadComplete" if is_query else "Open",
                     "numberRecordsProcessed": 0,
                     "numberRecordsFailed": 0,
@@ -135,12 +84,9 @@ class Jobs:
                     "totalProcessingTime": 0,
                     "user": user.username,
                     **facts,
-                },
+                }
             )
-            self._store.run(
-                "INSERT INTO jobs (id, facts) VALUES (?, ?)", job_id, json.dumps(job.facts)
-            )
-            self._jobs[job_id] = job
+            self._jobs[job.job_id] = job
         if is_query:
             self._hand_over(job)
         return job
@@ -177,10 +123,10 @@ class Jobs:
             RecordProblem: The job already has rows, or is no longer open.
         """
         with self._changed:
-            path = self.upload_path(job)
+            path = self.stored.upload_path(job)
             if job.state != "Open" or path.exists():
                 raise _wrong_state("data can be uploaded only once, while the job is open")
-            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self.stored.make_directory()
             path.write_bytes(data)
 
     def close(self, job: Job) -> None:
@@ -192,7 +138,7 @@ class Jobs:
         with self._changed:
             if job.state != "Open":
                 raise _wrong_state(f"Closing already {job.state} Job not allowed")
-            self.change(job, state="UploadComplete")
+            self.stored.change(job, state="UploadComplete")
         self._hand_over(job)
 
     def abort(self, job: Job) -> None:
@@ -205,7 +151,7 @@ class Jobs:
             if job.state in ENDED:
                 raise _wrong_state(f"Aborting already {job.state} Job not allowed")
             job.stopped.set()
-            self.change(job, state="Aborted")
+            self.stored.change(job, state="Aborted")
 
     def delete(self, job: Job) -> None:
         """Delete a job and its files.
@@ -217,25 +163,9 @@ class Jobs:
             if job.state not in (*ENDED, "UploadComplete"):
                 raise _wrong_state(f"a job in state {job.state} cannot be deleted: abort it first")
             job.stopped.set()
-            self._store.run("DELETE FROM jobs WHERE id = ?", job.job_id)
+            self.stored.remove(job)
             self._jobs.pop(job.job_id, None)
-        for path in self._directory.glob(f"{job.job_id}.*"):
-            path.unlink(missing_ok=True)
-
-    def result(self, job: Job, which: str, columns: list[str]) -> ResultFile:
-        """Return a result file of a job.
-
-        Args:
-            job: The job.
-            which: The kind of file: results, successful, failed or unprocessed.
-            columns: The column names, for the header line.
-        """
-        return ResultFile(
-            self._directory / f"{job.job_id}.{which}.csv",
-            columns,
-            DELIMITERS[job.facts["columnDelimiter"]],
-            ENDINGS[job.facts["lineEnding"]],
-        )
+        self.stored.remove_files(job)
 
     def unprocessed(self, job: Job, columns: list[str]) -> ResultFile:
         """Return a file with the unprocessed rows of an ingest job that has ended. If the worker
@@ -243,22 +173,11 @@ class Jobs:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._current is not job)
-        file = self.result(job, "unprocessed", columns)
+        file = self.stored.result(job, "unprocessed", columns)
         with self._unprocessed:
             if not file.count:
-                job_work.write_unprocessed(file, self.upload_path(job), job)
+                job_work.write_unprocessed(file, self.stored.upload_path(job), job)
         return file
-
-    def upload_path(self, job: Job) -> Path:
-        """Return the path of the file that contains the uploaded rows of an ingest job."""
-        return self._directory / f"{job.job_id}.upload"
-
-    def change(self, job: Job, **facts: Any) -> None:
-        """Change properties of a job, and update its `systemModstamp`. If a transaction is open,
-        the stored job is updated as part of that transaction.
-        """
-        job.facts |= {**facts, "systemModstamp": moment(self._clock.now())}
-        self._store.run("UPDATE jobs SET facts = ? WHERE id = ?", json.dumps(job.facts), job.job_id)
 
     def stop(self) -> None:
         """Stop the worker thread. Unfinished jobs are queued again at the next start. This method
@@ -295,7 +214,7 @@ class Jobs:
                 job = self._waiting.popleft()
                 if job.state in ENDED or job.job_id not in self._jobs:
                     continue
-                self.change(job, state="InProgress")
+                self.stored.change(job, state="InProgress")
                 self._current = job
             self._do(job)
             with self._changed:
@@ -306,11 +225,11 @@ class Jobs:
         started = self._clock.now()
         user = self._records.user(job.facts["user"])
         try:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self.stored.make_directory()
             if job.is_query:
-                job_work.query(self, self._records, self._store, job, user)
+                job_work.query(self.stored, self._records, self._store, job, user)
             else:
-                job_work.ingest(self, self._records, job, user)
+                job_work.ingest(self.stored, self._records, job, user)
             ended = self._end(job)
         except RecordProblem as problem:
             ended = {"state": "Failed", "errorMessage": f"{problem.code} : {problem.text}"}
@@ -320,7 +239,7 @@ class Jobs:
         with self._changed:
             if not job.stopped.is_set():  # by an abort or a deletion, or because the emulator ends
                 took = max(1, round((self._clock.now() - started) * 1000))
-                self.change(job, **ended, totalProcessingTime=took)
+                self.stored.change(job, **ended, totalProcessingTime=took)
 
     def _end(self, job: Job) -> dict[str, Any]:
         """Return how a job ends that has processed all of its rows: complete, unless a fault lets a
