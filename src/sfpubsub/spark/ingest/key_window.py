@@ -228,7 +228,7 @@ class _Block:
         """
         first, second, marks = self._records
         asked, places = np.arange(sought.shape[1]), np.searchsorted(first, sought[0])
-        found = []
+        found = [(asked[:0], marks[:0])]
         while len(asked):
             inside = places < len(self)
             asked, places = asked[inside], places[inside]
