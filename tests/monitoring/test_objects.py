@@ -31,7 +31,8 @@ def test_unapplied_events_fail_health():
     monitor = monitor_of(ObjectStatus("Account", "current", behind=660.0))
     with serve(monitor) as url, pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"{url}health")
-    (problem,) = json.load(caught.value)["problems"]
+    with caught.value as answer:
+        (problem,) = json.load(answer)["problems"]
     assert problem["situation"] == "behind"
     assert problem["reason"] == "Account: events received 0:11:00 ago are not in the table yet"
     assert "All is well" not in page(monitor)
