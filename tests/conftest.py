@@ -26,6 +26,10 @@ PATIENCE = 60.0
 # Timings for a service on loopback: short retry delays, otherwise the defaults.
 QUICK = Timings(backoff_initial=0.02, backoff_max=0.1, slot_initial=0.02, slot_max=0.1)
 
+# A shell that starts a run in the background has it ignore Ctrl-C, and all of its processes too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 with contextlib.suppress(ModuleNotFoundError):  # not installed in Iceberg's environment
     import hypothesis
 

@@ -128,8 +128,8 @@ def test_refused_row_does_not_stop_the_outbox(run_emulator, connect, tmp_path):
         outbox.put(database, {})
     assert outbox.publish_all(database, connect(emulator), publish_killer.TOPIC) == 2
     assert outbox.publish_all(database, connect(emulator), publish_killer.TOPIC) == 0
-    refused = database.execute("SELECT refused FROM outbox WHERE refused NOTNULL").fetchall()
-    assert refused == [("no such record",)]
+    [(reason,)] = database.execute("SELECT refused FROM outbox WHERE refused NOTNULL").fetchall()
+    assert reason.endswith("no such record")
     database.close()
 
 

@@ -86,6 +86,8 @@ def test_spark_reads_all_sidecars(spark, lake: Path, tmp_path: Path, clock: Cloc
     url = str(here) if place == "local" else f"viewfs://lake/tables/{name}"
     destination = Destination.parse(url, "delta")
     assert (destination.local is None) == (place == "viewfs")
+    if place == "local":
+        (here / "_delta_log").mkdir(parents=True)  # the sign of the table's format
     sidecars = Sidecars(spark, destination, clock=clock)
     sidecars.open()
     assert [read_sidecar(spark, url, name).count() for name in NAMES] == [0] * len(NAMES)
