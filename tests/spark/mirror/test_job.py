@@ -235,7 +235,7 @@ def test_mirror_works_in_a_catalog_and_in_an_object_store(
     Bulk read, applies events, reads records by id, and resumes after a restart.
     """
     name = f"mirror_{uuid.uuid4().hex}"
-    to = f"shop.{name}" if TABLE_FORMAT == "iceberg" else name
+    to = f"shop.{name}" if TABLE_FORMAT == "iceberg" else f"spark_catalog.{name}"
     if where == "object store":
         store: ObjectStore = request.getfixturevalue("object_store")
         # An object store has no rename, so Iceberg's tables are in a catalog of a database.

@@ -167,7 +167,7 @@ def test_a_url_or_a_catalog_schema_can_be_a_target(spark, lake):
         places.append("shop.sales")
     else:
         spark.sql("CREATE SCHEMA IF NOT EXISTS sales")
-        places.append("sales")
+        places.append("spark_catalog.sales")
     for place in places:
         with open_target(spark, place, TABLE_FORMAT) as target:
             if "." in place:
@@ -218,17 +218,17 @@ def test_a_change_by_another_process_is_detected(spark, tmp_path):
 @pytest.mark.parametrize(
     ("text", "format_", "catalog", "local"),
     [
-        ("sales", "delta", True, False),
+        ("spark_catalog.sales", "delta", True, False),
         ("main.sales", "iceberg", True, False),
         ("./sales", "delta", False, True),
-        ("sales", "parquet", False, True),
+        ("./sales", "parquet", False, True),
         ("/data/sales", "iceberg", False, True),
         ("s3a://bucket/sales/", "delta", False, False),
         ("file:/data/sales", "delta", False, True),
     ],
 )
 def test_the_destination_of_a_target_is_parsed(text, format_, catalog, local):
-    """With Delta or Iceberg, a plain name is a catalog schema; with Parquet, it is a directory."""
+    """A path with a slash is a directory or URL; a name with a dot is a schema in a catalog."""
     place = Place.parse(text, format_)
     assert (place.in_catalog, place.local is not None) == (catalog, local)
     assert not place.of("T").endswith("//T")

@@ -89,11 +89,9 @@ class DeltaLineage(Lineage):
         jvm: Any = self._spark._jvm
         java = jvm.io.delta.tables.DeltaTable
         session = self._spark._jsparkSession
-        if self._place.in_catalog:
-            table = java.forName(session, self._place.in_sql)
-        else:
-            table = java.forPath(session, self._place.url)
-        return DataFrame(table.history(count), self._spark)
+        # By path, because `forName` takes no name with a catalog.
+        path = str(self._log().dataPath())
+        return DataFrame(java.forPath(session, path).history(count), self._spark)
 
 
 class IcebergLineage(Lineage):

@@ -246,17 +246,24 @@ class DeltaTargetTable(LoggedTargetTable):
             return self._spark.read.format("delta").load(self._address)
 
     def _create(self, columns: pa.Schema, facts: Mapping[str, str], *, merged: bool) -> None:
-        made = self._java(_TABLE).createIfNotExists(self._java_session)
-        if self._in_catalog:
-            made = made.tableName(self._address)
-        else:  # in Hadoop's form; otherwise Delta treats it as a different location
+        schema = spark_schema(columns)
+        properties = {
+            _FACTS: json.dumps(dict(facts)),
+            "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
+            **({"delta.enableDeletionVectors": "true"} if merged else {}),
+        }
+        if self._in_catalog:  # Delta's own builder takes no name with a catalog
+            empty = frame_of_rows(self._spark, [], schema).writeTo(self._address).using("delta")
+            for key, value in properties.items():
+                empty = empty.tableProperty(key, value)
+            empty.create()
+        else:
+            made = self._java(_TABLE).createIfNotExists(self._java_session)
+            # In Hadoop's form; otherwise Delta treats it as a different location.
             made = made.location(self._java(_PATH)(self._address).toString())
-        made = made.property(_FACTS, json.dumps(dict(facts)))
-        made = made.property("delta.checkpointInterval", str(_CHECKPOINT_COMMITS))
-        if merged:
-            made = made.property("delta.enableDeletionVectors", "true")
-        schema = self._java_session.parseDataType(spark_schema(columns).json())
-        made.addColumns(schema).execute()
+            for key, value in properties.items():
+                made = made.property(key, value)
+            made.addColumns(self._java_session.parseDataType(schema.json())).execute()
         self._exists = self._is_new = True
 
     def _save(self, writer: DataFrameWriter) -> None:
@@ -347,10 +354,9 @@ class DeltaTargetTable(LoggedTargetTable):
             yield
 
     def _table(self) -> Any:
-        java = self._java(_TABLE)
-        if self._in_catalog:
-            return java.forName(self._java_session, self._address)
-        return java.forPath(self._java_session, self._address)
+        # By path, because `forName` takes no name with a catalog.
+        path = self._log().dataPath().toString() if self._in_catalog else self._address
+        return self._java(_TABLE).forPath(self._java_session, path)
 
     @property
     def _in_sql(self) -> str:
