@@ -1,6 +1,6 @@
 """Run the ingest job from your own program: write a topic to a raw Parquet table, each event once.
 
-    python examples/ingest_job.py /event/Order_Event__e orders
+    python examples/ingest_job.py /event/Order_Event__e ./orders
 
 `sfpubsub ingest` does the same, and more: several sources, progress, signals, schemas stored next
 to the table. Use this program if you need your own Spark session.

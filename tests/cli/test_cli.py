@@ -418,7 +418,7 @@ def assert_one_line_error(capsys, *says: str) -> None:
         (["subscribe", "/topic/X"], {}, 2, "did you mean subscribe --channel /topic/X?"),
         (["subscribe", "--topic", "/u/X"], {}, 2, "did you mean subscribe --channel /u/X?"),
         (["lag", TOPIC], {}, 2, f"did you mean --topic {TOPIC}?"),
-        (["ingest", "--to", "t", TOPIC], {}, 2, f"did you mean --topic {TOPIC}?"),
+        (["ingest", "--to", "./t", TOPIC], {}, 2, f"did you mean --topic {TOPIC}?"),
         (["subscribe", "--topic", "Order_Event__e"], {}, 2, f"did you mean {TOPIC}?"),
         (["topic", "event/Order_Event__e"], {}, 2, f"did you mean {TOPIC}?"),
         (["publish", "AccountChangeEvent"], {}, 2, "did you mean /data/AccountChangeEvent?"),

@@ -14,7 +14,7 @@ from sfpubsub.auth.oauth import session_provider
 from sfpubsub.cli.ingest_report import summary_line
 from sfpubsub.cli.ingest_run import Run
 from sfpubsub.cli.main import INTERRUPTED
-from sfpubsub.cli.params import Channel, ManagedName, ReadingCommand, Seconds, Topic
+from sfpubsub.cli.params import Channel, ManagedName, ReadingCommand, Seconds, TableLocation, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.spark_options import pairs, spark_options, spark_settings
 from sfpubsub.cli.watching import Address, http_option
@@ -57,10 +57,11 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 @click.option(
     "--to",
     "to",
+    type=TableLocation("table"),
     metavar="PATH",
     required=True,
-    help="Table to write all events to: a path; for delta and iceberg also a URL, SCHEMA.TABLE or "
-    "CATALOG.SCHEMA.TABLE.",
+    help="Table to write all events to: a path with a slash, such as ./orders; for delta and "
+    "iceberg also a URL, SCHEMA.TABLE or CATALOG.SCHEMA.TABLE.",
 )
 @click.option(
     "--format",

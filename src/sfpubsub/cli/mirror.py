@@ -15,7 +15,7 @@ import click
 from sfpubsub.cli import mirror_tools
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.mirror_checks import ALL_CHANGES
-from sfpubsub.cli.params import ManagedName, Seconds, Topic
+from sfpubsub.cli.params import ManagedName, Seconds, TableLocation, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.cli.watching import Address, http_option
@@ -55,7 +55,12 @@ def mirror() -> None:
 @mirror.command("run")
 @click.argument("objects", metavar="OBJECT...", nargs=-1, required=True)
 @mirror_tools.target_option
-@click.option("--raw", metavar="TABLE", help="Raw table for the events.  [default: _raw in TARGET]")
+@click.option(
+    "--raw",
+    type=TableLocation("table"),
+    metavar="TABLE",
+    help="Raw table for the events, as for `ingest --to`.  [default: _raw in TARGET]",
+)
 @mirror_tools.format_option
 @click.option("--managed", type=ManagedName(), metavar="NAME", help="Managed subscription to read.")
 @click.option(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfpubsub.cli.main import FAILED
-from sfpubsub.cli.params import Seconds
+from sfpubsub.cli.params import Seconds, TableLocation
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 target_option = click.option(
     "--to",
     "target",
+    type=TableLocation("schema"),
     metavar="TARGET",
     required=True,
-    help="Location of the tables: a directory, a URL, SCHEMA or CATALOG.SCHEMA.",
+    help="Location of the tables: a directory, written with a slash (./lake), a URL, or "
+    "CATALOG.SCHEMA.",
 )
 format_option = click.option(
     "--format",

@@ -8,6 +8,9 @@ from typing import Any
 
 import click
 
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.raw.paths import What, kind_of
+
 # Prefixes of channels that exist only in the Streaming API.
 _CHANNELS = ("/topic/", "/u/")
 
@@ -85,6 +88,27 @@ class Channel(click.types.StringParamType):
                 ctx,
             )
         return channel
+
+
+class TableLocation(click.types.StringParamType):
+    """Parameter type for a table, or for a target of tables: a path, a URL or a name in a catalog.
+
+    Args:
+        what: What is there: a ``table``, or a ``schema`` (or directory) with tables.
+    """
+
+    name = "location"
+
+    def __init__(self, what: What) -> None:
+        self._what = what
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return *value*. Fail, with both spellings, if it could be a directory or a name."""
+        try:
+            kind_of(str(value), self._what)
+        except ConfigurationError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
 
 
 class ReadingCommand(click.Command):

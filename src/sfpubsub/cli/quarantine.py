@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sfpubsub.cli.params import TableLocation
 from sfpubsub.cli.redrive import Decoder, Lines, Sink, Table, source_of
 from sfpubsub.cli.redrive import redrive as run_redrive
 from sfpubsub.cli.render import json_line
@@ -96,6 +97,7 @@ def show(directory: Path, key: str) -> None:
 @click.option(
     "--to",
     "to",
+    type=TableLocation("table"),
     metavar="TABLE",
     help="Write each event once to this raw table, instead of printing it. The position "
     "stored in the table does not change. No other process may be writing to the table.",

@@ -17,6 +17,7 @@ import click
 
 from sfpubsub.cli.live import echo
 from sfpubsub.cli.main import FAILED, INTERRUPTED
+from sfpubsub.cli.params import TableLocation
 from sfpubsub.cli.service import StopRequest
 from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
@@ -33,14 +34,22 @@ _FORMATS = click.Choice(["parquet", "delta", "iceberg"])
 
 @click.command("tables")
 @click.argument("what", type=click.Choice(["rebuild"]), required=False)
-@click.option("--from", "raw", metavar="RAW", required=True, help="Raw table to read.")
+@click.option(
+    "--from",
+    "raw",
+    type=TableLocation("table"),
+    metavar="RAW",
+    required=True,
+    help="Raw table to read, as for `ingest --to`.",
+)
 @click.option(
     "--to",
     "target",
+    type=TableLocation("schema"),
     metavar="TARGET",
     required=True,
-    help="Location of the tables: a directory; for delta and iceberg also a URL, SCHEMA or "
-    "CATALOG.SCHEMA.",
+    help="Location of the tables: a directory, written with a slash (./tables); for delta and "
+    "iceberg also a URL or CATALOG.SCHEMA.",
 )
 @click.option(
     "--format",

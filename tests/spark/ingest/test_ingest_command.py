@@ -446,20 +446,20 @@ def test_jvm_crash_ends_an_idle_job(tmp_path: Path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--to", "t"],
-        ["--to", "t", "--managed", "A", "--managed", "A"],
-        ["--to", "t", "--topic", "/event/A__e", "--topic", "/Event/A__e"],
-        ["--to", "t", "--managed", ""],
-        ["--to", "t", "--managed", "A", "--fallback", "earliest"],
-        ["--to", "t", "--topic", "/event/A__e", "--channel", "/event/A__e"],
-        ["--to", "t", "--channel", "Accounts"],
-        ["--to", "t", "--managed", "A", "--on-source-failure", "retry"],
-        ["--managed", "A", "--to", "t", "--batch-bytes", "0"],
+        ["--to", "./t"],
+        ["--to", "./t", "--managed", "A", "--managed", "A"],
+        ["--to", "./t", "--topic", "/event/A__e", "--topic", "/Event/A__e"],
+        ["--to", "./t", "--managed", ""],
+        ["--to", "./t", "--managed", "A", "--fallback", "earliest"],
+        ["--to", "./t", "--topic", "/event/A__e", "--channel", "/event/A__e"],
+        ["--to", "./t", "--channel", "Accounts"],
+        ["--to", "./t", "--managed", "A", "--on-source-failure", "retry"],
+        ["--managed", "A", "--to", "./t", "--batch-bytes", "0"],
         ["--managed", "A"],
-        ["--managed", "A", "--to", "t", "--format", "csv"],
-        ["--managed", "A", "--to", "t", "--format", "delta", "--staging", "s"],
-        ["--managed", "A", "--to", "t", "--max-events", "0"],
-        ["--managed", "A", "--to", "t", "--idle-timeout", "-1"],
+        ["--managed", "A", "--to", "./t", "--format", "csv"],
+        ["--managed", "A", "--to", "./t", "--format", "delta", "--staging", "s"],
+        ["--managed", "A", "--to", "./t", "--max-events", "0"],
+        ["--managed", "A", "--to", "./t", "--idle-timeout", "-1"],
     ],
 )
 def test_invalid_options_are_usage_errors(arguments: list[str], tmp_path: Path, monkeypatch):
@@ -525,7 +525,7 @@ def test_a_missing_setting_is_named_before_spark_starts(tmp_path: Path, monkeypa
 def test_without_pyspark_the_error_names_the_extra(monkeypatch):
     """PySpark is an optional dependency, so without it the command names the extra to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    result = CliRunner().invoke(ingest, ["--managed", "A", "--to", "t"])
+    result = CliRunner().invoke(ingest, ["--managed", "A", "--to", "./t"])
     assert isinstance(result.exception, MissingExtraError)
     assert result.exception.extra == "spark"
 

@@ -22,30 +22,18 @@ from tests.spark.sample_events import NOW, TOPIC, batch_of, replay_id
 delta = pytest.mark.skipif(TABLE_FORMAT != "delta", reason="Delta runs with PySpark 4.2")
 
 
-def test_a_name_with_a_dot_and_no_slash_is_a_catalog_table(tmp_path: Path, monkeypatch):
-    """A string with a dot and no slash is a catalog table in Delta and Iceberg.
-
-    Any other string, a `Path`, and every Parquet destination is a directory.
-    """
-    monkeypatch.chdir(tmp_path)
-    for format_ in ("delta", "iceberg"):
-        for name in ("raw.orders", "main.raw.orders"):
-            assert Destination.parse(name, format_).in_catalog
-        assert Destination.parse("./raw.orders", format_).local == tmp_path / "raw.orders"
-        assert Destination.parse(Path("raw.orders"), format_).local == tmp_path / "raw.orders"
-        assert Destination.parse("orders", format_).local == tmp_path / "orders"
-    assert Destination.parse("raw.orders", "parquet").local == tmp_path / "raw.orders"
-
-
-def test_a_name_that_is_also_an_existing_table_directory_is_rejected(tmp_path: Path, monkeypatch):
-    """A catalog name that is also the name of an existing table directory is rejected as ambiguous.
-
-    The error says how to refer to the directory.
+def test_a_name_with_a_dot_is_a_catalog_table_whatever_is_on_the_disk(tmp_path: Path, monkeypatch):
+    """In Delta and Iceberg, a string with a dot and no slash is a catalog table, even if there is a
+    table directory of that name. `./` or a `Path` names the directory.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "main.raw.orders" / "_delta_log").mkdir(parents=True)
-    with pytest.raises(ConfigurationError, match=r"write \./main\.raw\.orders for the directory"):
-        Destination.parse("main.raw.orders", "delta")
+    for format_ in ("delta", "iceberg"):
+        for name in ("raw.orders", "main.raw.orders"):
+            place = Destination.parse(name, format_)
+            assert (place.in_catalog, place.address) == (True, name)
+            assert Destination.parse(f"./{name}", format_).local == tmp_path / name
+            assert Destination.parse(Path(name), format_).local == tmp_path / name
 
 
 @delta
@@ -125,6 +113,9 @@ def test_a_delta_table_in_a_catalog_keeps_its_guarantees(spark: SparkSession, sc
     with open_writer(spark, table) as writer:
         writer.write(batch_of([7]))
     assert len(raw.after(found[1], raw.version())) == 1
+    named = RawBatches(spark, Destination.parse(f"spark_catalog.{table}", "delta"))
+    assert named.identity() == raw.identity()
+    assert not named.is_restored_since(version), "its history is read, with the catalog's name too"
 
 
 @delta

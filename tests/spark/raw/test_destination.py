@@ -18,31 +18,18 @@ from sfpubsub.spark.raw.ownership import (
     make_table_directory,
     sources_of,
 )
-from sfpubsub.spark.raw.paths import local_path
 from sfpubsub.spark.raw.sources import Source
 
 TOPIC = (Source("topic", "/event/A__e"),)
 
 
 @pytest.mark.parametrize(
-    "url", ["s3a://bucket/x", "hdfs://host/x", "gs://b/x", "abfss://c@a/x", "dbfs:/x", "file://h/x"]
+    "url", ["s3a://bucket/x", "hdfs://host/x", "gs://b/x", "abfss://c@a/x", "dbfs:/x"]
 )
 def test_a_destination_without_rename_is_refused(url: str):
     """Parquet needs an atomic rename; without it, readers could see part of a batch."""
     with pytest.raises(ConfigurationError, match="one rename"):
-        local_path(url)
-
-
-def test_local_paths_and_file_urls_name_the_same_directory(tmp_path: Path, monkeypatch):
-    """Absolute paths, relative paths and `file:` URLs are equivalent; an empty one is rejected."""
-    monkeypatch.chdir(tmp_path)
-    expected = tmp_path / "a b"
-    assert local_path("a b") == local_path(tmp_path / "a b") == expected
-    assert (
-        local_path(f"file://{tmp_path}/a%20b") == local_path(f"file:{tmp_path}/a%20b") == expected
-    )
-    with pytest.raises(ConfigurationError, match="empty"):
-        local_path("")
+        Destination.parse(url, "parquet")
 
 
 def test_a_file_or_broken_link_is_rejected_as_destination(tmp_path: Path):

@@ -56,9 +56,11 @@ class EventWriter:
     Args:
         spark: A classic session (not Spark Connect), local or with a shared file system. Table
             formats need their jars (`spark_session`).
-        path: The table's directory; for table formats also a URL or the name of a catalog table
-            (``schema.table``, ``catalog.schema.table``). Created if missing. An existing table that
-            sfpubsub did not create is accepted if it is empty and has the columns of a raw table.
+        path: The table's directory, written with a slash (``./orders``) or as a `Path`; for table
+            formats also a URL or the name of a catalog table (``schema.table``,
+            ``catalog.schema.table``). A name without a slash or a dot is refused. Created if
+            missing. An existing table that sfpubsub did not create is accepted if it is empty and
+            has the columns of a raw table.
         format: ``parquet``, ``delta`` or ``iceberg``.
         subscription: Name or id of the managed subscription, or several.
         topic: The topic, or several; the table keeps the position of each (`TableReplayStore`).

@@ -60,7 +60,7 @@ from sfpubsub.spark.tables.engine import EventTables
 from sfpubsub.spark.tables.identity import event_name_of
 from sfpubsub.spark.tables.records import Reason
 from sfpubsub.spark.tables.steps import Follower
-from sfpubsub.spark.tables.target import Target
+from sfpubsub.spark.tables.target import Place, Target
 from sfpubsub.types import Gap, ReplayId
 
 _log = logging.getLogger("sfpubsub.spark")
@@ -83,7 +83,8 @@ class Mirror:
         spark: A classic Spark session with the format's jars.
         reader: Reads the org.
         raw: The raw table that a `MirrorStream` writes.
-        to: Location of the tables: a directory, a URL, or the name of a catalog schema.
+        to: Location of the tables: a directory, written with a slash (``./lake``) or as a `Path`; a
+            URL; or ``catalog.schema``.
         objects: API names of the objects to mirror, in addition to those of earlier runs.
         format: ``delta`` or ``iceberg``.
         settings: All other settings.
@@ -117,6 +118,7 @@ class Mirror:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        Place.parse(to, format)  # fail before the org is asked for its id
         self.settings: MirrorSettings = settings or MirrorSettings()
         self._reader = reader
         self._say = on_progress or (lambda _: None)

@@ -31,6 +31,7 @@ from sfpubsub.spark.raw.frames import arrow_schema
 from sfpubsub.spark.tables.queue import QUEUE_NAME
 from sfpubsub.spark.tables.reading import read_typed
 from sfpubsub.spark.tables.records import none_if_empty
+from sfpubsub.spark.tables.target import Place
 
 # Number of table rows in memory at a time: about 100 MB for a wide object.
 _PART_ROWS = 50_000
@@ -89,6 +90,9 @@ class Verification:
         sample: Number of records of the table to compare, chosen at random; None for all.
         margin: Maximum seconds by which the org's responses lag behind its events.
         clock: Wall clock, in seconds since the epoch.
+
+    Raises:
+        ConfigurationError: *target* is not valid.
     """
 
     spark: SparkSession
@@ -106,6 +110,9 @@ class Verification:
     equal: int = 0
     differing: dict[str, int] = field(default_factory=dict)
     """Number of differing records by `Why`; those without a reason under ``unexplained``."""
+
+    def __post_init__(self) -> None:
+        Place.parse(self.target, self.format)  # fail before the org is asked
 
     def differences(self) -> Iterator[Difference]:
         """Yield each record that differs.

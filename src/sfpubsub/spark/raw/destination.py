@@ -10,29 +10,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.ownership import FORMATS, LOGS, check_destination, recorded_staging
-from sfpubsub.spark.raw.paths import SCHEME, file_url, is_object_store, local_path
+from sfpubsub.spark.raw.paths import Location, is_object_store, local_path, locate
 from sfpubsub.spark.raw.sidecar_paths import IDENTITY_NAME, place_of
 from sfpubsub.spark.raw.sources import Source
 
-# A catalog table, as written in Spark SQL without quotes: schema.table, catalog.schema.table.
-_CATALOG_TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
-
-@dataclass(frozen=True)
-class Destination:
+@dataclass(frozen=True, kw_only=True)
+class Destination(Location):
     """The format and location of a table. Create it with `parse`."""
 
     format: str
     """One of `FORMATS`."""
-    address: str
-    """The address for Spark: an absolute path, a URL, or the name of a catalog table."""
-    local: Path | None
-    """The table's directory; None if it is not on a local file system."""
-    in_catalog: bool = False
-    """Whether `address` is the name of a catalog table."""
     staging: Path | None = None
     """For parquet: the requested directory for staging and sidecars; None if not given."""
 
@@ -46,10 +38,10 @@ class Destination:
         """Return the destination for a path, a URL or the name of a catalog table.
 
         Args:
-            destination: A path or a ``file`` URL. With delta or iceberg, also a URL of any scheme
-                that Spark supports, or a catalog table: ``schema.table`` in the session's catalog,
-                or ``catalog.schema.table``. Write ``./schema.table`` for a directory with such a
-                name.
+            destination: A path with a slash, such as ``./orders``, or a ``file`` URL. With delta or
+                iceberg, also a URL of any scheme that Spark supports, or a catalog table:
+                ``schema.table`` in the session's catalog, or ``catalog.schema.table``. The rule is
+                that of `kind_of`.
             format: One of `FORMATS`.
             staging: With parquet: directory for staging and sidecars; next to the table by default.
 
@@ -58,44 +50,31 @@ class Destination:
                 unknown.
         """
         check_format(format)
-        if format == "iceberg" and is_object_store(os.fspath(destination)):
+        found = locate(destination, "table")
+        if format == "iceberg" and is_object_store(found.address):
             raise ConfigurationError(
                 f"a path-only iceberg table relies on atomic renames that never overwrite a file. "
                 f"{destination} does not support them, so commits could be lost: use a catalog "
                 f"table (catalog type jdbc or rest) or format delta"
             )
+        if format == "parquet" and found.local is None:
+            refuse_parquet(found)
         if staging is not None and format != "parquet":
             raise ConfigurationError(
                 f"format {format} has no staging directory: leave out staging, or use parquet"
             )
-        text = os.fspath(destination)
-        if format != "parquet" and isinstance(destination, str) and _CATALOG_TABLE.fullmatch(text):
-            _refuse_ambiguous(text, format)
-            return cls(format, text, None, in_catalog=True)
-        scheme = SCHEME.match(text)
-        if format != "parquet" and scheme is not None and scheme[1] != "file":
-            return cls(format, text.rstrip("/"), None)
-        path = local_path(text)
-        aside = None if staging is None else Path(os.path.realpath(local_path(staging)))
-        return cls(format, str(path), path, staging=aside)
-
-    @property
-    def url(self) -> str:
-        """`address` as Spark expects it: a local path becomes a ``file`` URL."""
-        return self.address if self.local is None else file_url(self.local)
-
-    @property
-    def in_sql(self) -> str:
-        """The name of a catalog table, quoted for SQL."""
-        return ".".join(f"`{part}`" for part in self.address.split("."))
+        return cls(
+            format=format,
+            address=found.address,
+            local=found.local,
+            in_catalog=found.in_catalog,
+            staging=None if staging is None else Path(os.path.realpath(local_path(staging))),
+        )
 
     @property
     def name(self) -> str:
         """The last part of `address`, for messages."""
         return re.split(r"[/.]" if self.in_catalog else "/", self.address)[-1]
-
-    def __str__(self) -> str:
-        return self.address
 
     @property
     def sidecar_directory(self) -> Path | None:
@@ -126,12 +105,12 @@ def format_of(raw: str | os.PathLike[str], default: str) -> str:
 
     A directory without a log is taken to be a Parquet table. Return *default* if *raw* is not an
     existing local directory.
+
+    Raises:
+        ConfigurationError: *raw* is neither a path nor a name in a catalog (`kind_of`).
     """
-    try:
-        path = local_path(raw)
-    except ConfigurationError:
-        return default
-    if not path.is_dir():
+    path = locate(raw, "table").local
+    if path is None or not path.is_dir():
         return default
     for format_, log in LOGS.items():
         if (path / log).is_dir():
@@ -169,12 +148,18 @@ def check_raw_table(table: Destination) -> None:
         )
 
 
-def _refuse_ambiguous(name: str, format: str) -> None:  # noqa: A002  # named as in Spark
-    if Path(name, LOGS[format]).is_dir():
+def refuse_parquet(found: Location) -> NoReturn:
+    """Raise the error for a location that cannot have a Parquet table: a URL or a catalog."""
+    if found.in_catalog:
         raise ConfigurationError(
-            f"{name} is ambiguous, as it is both a local directory with a table and a valid "
-            f"catalog table name: write ./{name} for the directory, or include the catalog"
+            f"{found} is a table in a catalog, and a parquet table is a directory: write ./{found} "
+            f"for the directory, or use a table format: delta or iceberg"
         )
+    scheme = found.address.partition(":")[0]
+    raise ConfigurationError(
+        f"cannot write parquet to {found}: a batch is published with one rename, which {scheme} "
+        f"does not support; use a local directory, or a table format: delta or iceberg"
+    )
 
 
 def check_format(name: str) -> None:

@@ -51,7 +51,7 @@ def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame
 
     Args:
         spark: Any Spark session.
-        table: Path or URL of the raw table, or the name of a catalog table.
+        table: Path or URL of the raw table, or its name in a catalog; see `EventWriter`.
         name: ``schemas``, ``quarantine``, ``gaps``, ``commits``, ``conflicts`` or
             ``confirmed``.
 

@@ -66,8 +66,7 @@ class ForeachBatchWriter:
 
     Args:
         spark: A classic session, because with Spark Connect the server handles the batches.
-        path: The table's directory; for table formats also a URL or the name of a catalog table.
-            See `EventWriter`.
+        path: The table's directory, URL or name in a catalog; see `EventWriter`.
         topic: The topic that the query reads, or several.
         format: ``parquet``, ``delta`` or ``iceberg``.
         window: Seconds for which dedupe keys are kept.

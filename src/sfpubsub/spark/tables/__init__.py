@@ -18,8 +18,8 @@ def open_target(
 
     Args:
         spark: A classic session with the format's jars.
-        target: A directory; with a table format also a URL of any scheme that Spark supports, or
-            ``schema`` or ``catalog.schema``.
+        target: A directory, written with a slash (``./tables``) or as a `Path`; with a table format
+            also a URL of any scheme that Spark supports, or ``catalog.schema``.
         format: ``parquet``, ``delta`` or ``iceberg``.
 
     Raises:

@@ -91,8 +91,9 @@ class EventTables:
 
     Args:
         spark: A classic session (not Spark Connect) with the formats' jars (`spark_session`).
-        raw: The raw table's path, URL, or name in a catalog.
-        to: A directory; with a table format also a URL, or ``schema`` or ``catalog.schema``.
+        raw: The raw table's path, URL, or name in a catalog, as for `EventWriter`.
+        to: A directory, written with a slash (``./tables``) or as a `Path`; with a table format
+            also a URL or ``catalog.schema``. A name without a slash or a dot is refused.
         format: Format of the tables: ``parquet``, ``delta`` or ``iceberg``.
         raw_format: Format of the raw table; by default detected for a local path, otherwise the
             same as *format*.
@@ -142,9 +143,9 @@ class EventTables:
         clock: Callable[[], float] = time.time,
     ) -> None:
         source = Destination.parse(raw, raw_format or format_of(raw, format))
+        check_apart(source, to, format)
         check_raw_table(source)
         with ExitStack() as unless_done:
-            check_apart(source, to, format)
             self.target: Target = unless_done.enter_context(open_target(spark, to, format))
             self._raw = RawBatches(self.target.spark, source)
             self._steps = steps_of(self.target)

@@ -129,7 +129,7 @@ class LoggedTarget(Target):
 
     def _listed(self) -> list[str]:
         if self.place.in_catalog:
-            rows = self.spark.sql(f"SHOW TABLES IN {self.place.schema_in_sql}").collect()
+            rows = self.spark.sql(f"SHOW TABLES IN {self.place.in_sql}").collect()
             return [str(row["tableName"]) for row in rows]
         if self.place.local is not None:
             return [entry.name for entry in os.scandir(self.place.local) if entry.is_dir()]

@@ -28,7 +28,8 @@ def read_typed(
 
     Args:
         spark: Any session that can access the files, with the format's jars.
-        tables: The target: a directory, a URL, or the name of a schema.
+        tables: The target: a directory, written with a slash (``./tables``) or as a `Path`; a URL;
+            or ``catalog.schema``.
         name: The event type, such as ``AccountChangeEvent``.
         format: Format of the tables.
 
@@ -56,7 +57,12 @@ def read_undecodable(
 
     The DataFrame is empty if the target has no such rows, or if they cannot be read, for example
     because *tables* does not exist. For the arguments, see `read_typed`.
+
+    Raises:
+        ConfigurationError: *tables* is neither a path nor a name in a catalog, or the format is
+            unknown.
     """
+    Place.parse(tables, format)  # an argument that is not valid is an error, not an empty table
     try:
         return read_typed(spark, tables, UNDECODABLE_NAME, format=format)
     except ConfigurationError:

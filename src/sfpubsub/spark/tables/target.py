@@ -11,76 +11,48 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.destination import check_format
-from sfpubsub.spark.raw.paths import SCHEME, file_url, local_path
-
-# Name of a schema, optionally with its catalog, that Spark SQL accepts without quotes.
-_CATALOG_SCHEMA = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+from sfpubsub.spark.raw.destination import check_format, refuse_parquet
+from sfpubsub.spark.raw.paths import Location, locate
 
 
-@dataclass(frozen=True)
-class Place:
+@dataclass(frozen=True, kw_only=True)
+class Place(Location):
     """The location of a target. Create one with `parse`."""
 
     format: str
     """``parquet``, ``delta`` or ``iceberg``."""
-    address: str
-    """An absolute path, a URL without a trailing slash, or the name of a schema."""
-    local: Path | None = None
-    """The directory of a local target; None for other targets."""
-    in_catalog: bool = False
-    """Whether `address` is the name of a catalog schema."""
 
     @classmethod
     def parse(cls, target: str | os.PathLike[str], format: str) -> Place:  # noqa: A002
-        """Return the place for a path, a URL or the name of a schema.
+        """Return the place for a path, a URL or the name of a schema, such as ``catalog.schema``.
 
-        In Delta and Iceberg format, a name without a slash is a schema of a catalog; use ``./name``
-        for a directory.
+        The rule is that of `kind_of`.
 
         Raises:
             ConfigurationError: *target* is not valid for the format, or the format is unknown.
         """
         check_format(format)
-        text = os.fspath(target)
-        if format != "parquet":
-            if isinstance(target, str) and _CATALOG_SCHEMA.fullmatch(text):
-                return cls(format, text, in_catalog=True)
-            scheme = SCHEME.match(text)
-            if scheme is not None and scheme[1] != "file":
-                return cls(format, text.rstrip("/"))
-        path = local_path(text)
-        return cls(format, str(path), path)
+        found = locate(target, "schema")
+        if format == "parquet" and found.local is None:
+            refuse_parquet(found)
+        return cls(
+            format=format, address=found.address, local=found.local, in_catalog=found.in_catalog
+        )
 
     def of(self, name: str) -> str:
         """Return the address of a table for Spark: a URL, or its quoted name in the catalog."""
         if self.in_catalog:
-            return f"{self.schema_in_sql}.`{name}`"
+            return f"{self.in_sql}.`{name}`"
         return f"{self.url}/{name}"
-
-    @property
-    def url(self) -> str:
-        """`address` as a URL; a path becomes a ``file:`` URL."""
-        return self.address if self.local is None else file_url(self.local)
-
-    @property
-    def schema_in_sql(self) -> str:
-        """The quoted name of the catalog schema."""
-        return ".".join(f"`{part}`" for part in self.address.split("."))
-
-    def __str__(self) -> str:
-        return self.address
 
 
 class TargetTable(ABC):
