@@ -7,11 +7,11 @@ within one run. On a busy machine, use the ratio of the CPU times.
 platform events in 32 raw batches, of 1, 10 and 40 event types, in wall-clock time and in CPU time
 of all processes. The tables exist already.
 
-``pe`` and ``acct``, for Parquet only: 100,000 events of one type, a platform event of 9 fields or
+``pe`` and ``acct``, for Delta only: 100,000 events of one type, a platform event of 9 fields or
 an Account change event of 60 or more. ``executors`` is the step; ``driver`` reads the raw files
 with pyarrow, decodes them in this process, and passes the Arrow data to Spark, which writes it.
 
-Usage: python -m benchmarks typed [parquet|delta|iceberg]. Iceberg requires a PySpark version for
+Usage: python -m benchmarks typed [delta|iceberg]. Iceberg requires a PySpark version for
 which it has jars (scripts/test_iceberg.sh).
 """
 
@@ -174,7 +174,7 @@ def on_the_driver(spark: SparkSession, raw: Path, to: Path, name: str) -> float:
         batches = rows.combine_chunks().to_batches()
         parts += [part for _, part in decode_rows(batches, plans)]
     frame = spark.createDataFrame(pa.Table.from_batches(parts))
-    frame.write.partitionBy(*BATCH.names).parquet(f"file://{to}")
+    frame.write.format("delta").save(f"file://{to}")
     return time.perf_counter() - before
 
 
@@ -205,11 +205,11 @@ def main(format_: str) -> None:
     ):
         here = Path(directory)
         report["types"] = many_types(spark, here, format_)
-        if format_ == "parquet":
+        if format_ == "delta":
             for short, name in SCHEMAS.items():
                 report[short] = against_the_driver(spark, here / short, name)
     print(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "parquet")
+    main(sys.argv[1] if len(sys.argv) > 1 else "delta")

@@ -7,7 +7,7 @@
 #   scripts/crash_matrix.sh [KILLS [SEED [FORMAT …]]]    default: 243 kills, a new seed, all formats
 #
 # The matrix of one format has 27 kills, so the number of kills is rounded up to a multiple of that.
-# Then `sfpubsub tables` is killed 15 times per format; its tables must equal those of an
+# Then `sfpubsub tables` is killed 15 times for Delta and Iceberg; its tables must equal those of an
 # independent reference. Takes about 20 s per kill. Iceberg runs in a separate environment. The last
 # line of each stream is its report.
 set -euo pipefail
@@ -40,6 +40,7 @@ for ((round = 1; round <= rounds; round++)); do
       "$python" -m tests.faults.matrix "$format" "$source" "$directory/$round-$format-$source" \
         --kills "$count" --seed "$((seed + round))" --python "$spark_python" || status=1
     done
+    if [ "$format" = parquet ]; then continue; fi
     "$spark_python" -m tests.faults.tables_matrix "$format" "$directory/$round-$format-tables" \
       --kills 15 --seed "$((seed + round))" || status=1
   done

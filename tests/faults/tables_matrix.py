@@ -143,7 +143,7 @@ def main() -> None:
     from tests.faults.tables_world import World
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("format", choices=["parquet", "delta", "iceberg"])
+    parser.add_argument("format", choices=["delta", "iceberg"])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--kills", type=int, default=15)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))

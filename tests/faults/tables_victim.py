@@ -9,8 +9,8 @@ Moments, each at its nth occurrence:
 - ``append``: before rows are appended to a table; other tables may already have theirs.
 - ``taken``: right after rows were appended to a table.
 - ``merge``, ``within``, ``merged``: before, during or after a merge into a table.
-- ``finish``: all tables contain the step, but it is not flushed or not published.
-- ``over``: the step is published, and the next one is not yet planned.
+- ``finish``: all tables contain the step, but it is not flushed.
+- ``over``: the step is flushed, and the next one is not yet planned.
 
 WHO is killed: ``driver`` (this process), ``jvm`` (Spark's JVM) or ``both``.
 """
@@ -43,7 +43,6 @@ def install(moment: str, killer: Killer, table_format: str) -> None:
     targets = importlib.import_module(f"sfpubsub.spark.tables.{table_format}_target")
     name = table_format.capitalize()
     target, table = getattr(targets, f"{name}Target"), getattr(targets, f"{name}TargetTable")
-    log = steps.StepFile if table_format == "parquet" else steps.StepTable
     _after(
         engine.EventTables,
         "__init__",
@@ -59,7 +58,7 @@ def install(moment: str, killer: Killer, table_format: str) -> None:
             now()
 
     if moment == "plan":
-        _after(log, "add", now)
+        _after(steps.StepTable, "add", now)
     elif moment == "append":
         _before(table, "append", now_unless_steps)
     elif moment == "taken":

@@ -188,7 +188,7 @@ class _Demo:
     def _count(self) -> Table:
         import pyarrow.parquet as pq
 
-        files = sorted(self._table.glob("ingest_*=*/batch=*/*.parquet"))
+        files = sorted(self._table.glob("ingest_date=*/batch=*/*.parquet"))
         rows: Counter[str] = Counter()
         for file in files:
             rows.update(pq.ParquetFile(file).read(["event_id"]).column("event_id").to_pylist())

@@ -29,8 +29,6 @@ from sfpubsub.errors import MissingExtraError
 if TYPE_CHECKING:
     from sfpubsub.spark.tables.engine import StepReport
 
-_FORMATS = click.Choice(["parquet", "delta", "iceberg"])
-
 
 @click.command("tables")
 @click.argument("what", type=click.Choice(["rebuild"]), required=False)
@@ -48,20 +46,20 @@ _FORMATS = click.Choice(["parquet", "delta", "iceberg"])
     type=TableLocation("schema"),
     metavar="TARGET",
     required=True,
-    help="Location of the tables: a directory, written with a slash (./tables); for delta and "
-    "iceberg also a URL or CATALOG.SCHEMA.",
+    help="Location of the tables: a directory, written with a slash (./tables), a URL, or "
+    "CATALOG.SCHEMA.",
 )
 @click.option(
     "--format",
     "format_",
-    type=_FORMATS,
-    default="parquet",
+    type=click.Choice(["delta", "iceberg"]),
+    default="delta",
     show_default=True,
     help="Format of the tables.",
 )
 @click.option(
     "--from-format",
-    type=_FORMATS,
+    type=click.Choice(["parquet", "delta", "iceberg"]),
     help="Format of the raw table.  [default: detected if RAW is a local path, otherwise --format]",
 )
 @click.option(
@@ -137,11 +135,10 @@ def tables(
             watching(f"tables of {raw} in {target}", http, also=watch.text, ends=True)
         )
         echo("starting Spark")
-        needed = source_format if format_ == "parquet" else format_
         session = spark_session(
             master,
             app_name="sfpubsub tables",
-            format=needed,
+            format=format_,
             settings=spark_settings(conf, packages),
         )
         spark = start_spark(session, stop)

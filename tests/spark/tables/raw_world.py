@@ -19,6 +19,7 @@ from sfpubsub.spark.tables.reading import read_typed, read_undecodable
 from sfpubsub.stores.schema_store import FileSchemaStore
 from sfpubsub.types import RawEvent, ReplayId
 from tests.avro.schemas import payload, schema_text, values
+from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import read_table
 
 TOPIC = "/data/ChangeEvents"
@@ -38,7 +39,7 @@ class Raw:
         spark: SparkSession,
         path: Path,
         format: str = "parquet",  # noqa: A002
-        to_format: str = "parquet",
+        to_format: str = TABLE_FORMAT,
     ) -> None:
         self.spark = spark
         self.path = path

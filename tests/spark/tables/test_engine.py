@@ -23,10 +23,11 @@ from sfpubsub.spark.raw.ownership import claim_table
 from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.tables import engine as engine_module
-from sfpubsub.spark.tables import parquet_target, planning, steps
+from sfpubsub.spark.tables import planning, steps
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded
 from sfpubsub.spark.tables.engine import EventTables, StepReport
-from sfpubsub.spark.tables.steps import StepFile, StepTable
+from sfpubsub.spark.tables.logged_target import LoggedTarget
+from sfpubsub.spark.tables.steps import StepTable
 from sfpubsub.stores.schema_store import schema_file_name
 from tests.avro.schemas import schema_text
 from tests.conftest import until
@@ -43,28 +44,15 @@ from tests.spark.tables.raw_world import (
     version_of,
 )
 
-# Commits to Delta and Iceberg are slow, and other tests cover them too.
-BOTH = ["parquet", pytest.param(TABLE_FORMAT, marks=pytest.mark.slow)]
-
 
 @pytest.fixture
 def raw(spark, tmp_path) -> Raw:
-    """Return a Parquet raw table whose typed tables are also in Parquet."""
+    """Return a Parquet raw table whose typed tables are in Delta or Iceberg."""
     return Raw(spark, tmp_path / "raw")
 
 
-@pytest.fixture
-def lakehouse(spark, tmp_path) -> Raw:
-    """Return a Parquet raw table whose typed tables are in a lakehouse format: Delta or Iceberg."""
-    return Raw(spark, tmp_path / "raw", to_format=TABLE_FORMAT)
-
-
-@pytest.mark.parametrize("to_format", BOTH)
-def test_each_event_is_written_to_the_table_of_its_type_or_as_undecodable(
-    spark, tmp_path, to_format
-):
+def test_each_event_is_written_to_the_table_of_its_type_or_as_undecodable(raw):
     """Rows of later batches and newer schemas are added to their tables; a rerun adds none."""
-    raw = Raw(spark, tmp_path / "raw", to_format=to_format)
     raw.write((ORDER, 20, 0), (ACCOUNT, 10, 2))
     raw.write((ORDER, 5, 1))
     first = raw.make()
@@ -82,9 +70,6 @@ def test_each_event_is_written_to_the_table_of_its_type_or_as_undecodable(
     reasons = raw.undecodable().select("event_name", "reason").collect()
     assert len(reasons) == 4
     assert all("more than the schema describes" in row["reason"] for row in reasons)
-    if to_format == "parquet":
-        files = [path.parent.name for path in raw.typed.glob("Order_Event__e/*/*.parquet")]
-        assert sorted(files) == ["step=0000000001", "step=0000000002"]
 
 
 def test_change_event_headers_are_stored_in_columns(raw):
@@ -132,55 +117,25 @@ def killing(real: Any, moment: int, calls: list[str]) -> Any:
     return call
 
 
-def test_a_step_into_parquet_can_be_killed_at_any_moment(raw, tmp_path):
-    """If a step and its restart are both killed, a later run publishes each row exactly once.
-
-    No staged files are left behind.
-    """
-    raw.write((ORDER, 4, 0), (ACCOUNT, 3, 1))
-    raw.write((ORDER, 2, 1))
-    moments = [
-        (os, "rename"),
-        (parquet_target, "replace_file"),
-        (shutil, "rmtree"),
-        (parquet_target, "sync_directory_and_files"),
-    ]
-    with kill_at(-1, *moments) as calls:
-        raw.make()
-    assert len(calls) > 10
-    shutil.rmtree(raw.typed)
-    for moment in range(0, 2 * len(calls), 3):
-        for again in (moment, moment // 2):
-            with kill_at(again, *moments):
-                try:
-                    raw.make()
-                except Killed:
-                    continue
-        raw.make()
-        raw.check()
-        assert not (raw.typed / "_ready").exists()
-        shutil.rmtree(raw.typed)
-
-
-def test_a_killed_step_into_delta_or_iceberg_is_resumed_from_its_plan(lakehouse):
+def test_a_killed_step_is_resumed_from_its_plan(raw):
     """If a step is killed after it commits its plan, the next run adds only the missing rows.
 
     A schema that has arrived in the meantime does not change the plan.
     """
-    lakehouse.write((ORDER, 4, 0), (ACCOUNT, 3, 1))
-    hide(lakehouse, ORDER)
-    with lakehouse.tables() as tables:
+    raw.write((ORDER, 4, 0), (ACCOUNT, 3, 1))
+    hide(raw, ORDER)
+    with raw.tables() as tables:
         kind = type(tables.target.table("T"))
     for moment in (1, 3):  # after the plan; in the next start, after both tables
         with kill_at(moment, (kind, "append")), pytest.raises(Killed):
-            lakehouse.make(schema_patience=0)
-    lakehouse.store.put(ORDER, schema_text(ORDER))
+            raw.make(schema_patience=0)
+    raw.store.put(ORDER, schema_text(ORDER))
     with kill_at(0, (StepTable, "add")), pytest.raises(Killed):  # before the next plan
-        lakehouse.make()
-    assert lakehouse.seqs("AccountChangeEvent") == [4, 5, 6]
-    assert lakehouse.seqs(UNDECODABLE_NAME) == [0, 1, 2, 3, 7]
-    lakehouse.make()
-    lakehouse.check()
+        raw.make()
+    assert raw.seqs("AccountChangeEvent") == [4, 5, 6]
+    assert raw.seqs(UNDECODABLE_NAME) == [0, 1, 2, 3, 7]
+    raw.make()
+    raw.check()
 
 
 def test_a_killed_step_is_repeated_for_its_own_objects(raw):
@@ -188,7 +143,7 @@ def test_a_killed_step_is_repeated_for_its_own_objects(raw):
     as it was planned; the events of the new object are added from the next step on.
     """
     raw.write((ORDER, 2, 0), (ACCOUNT, 3, 0))
-    with kill_at(1, (StepFile, "add")), pytest.raises(Killed):
+    with kill_at(1, (StepTable, "add")), pytest.raises(Killed):
         raw.make(objects=["Account"], mirror=True)
     raw.write((ORDER, 1, 0), (ACCOUNT, 1, 0))
     raw.make(objects=["Order_Event__e"], mirror=True)
@@ -200,7 +155,7 @@ def test_rows_may_be_removed_from_the_raw_table_once_they_are_in_the_tables(spar
 
     They also know the number of the last row that they contain.
     """
-    raw = Raw(spark, tmp_path / "raw", TABLE_FORMAT, TABLE_FORMAT)
+    raw = Raw(spark, tmp_path / "raw", TABLE_FORMAT)
     raw.write((ORDER, 3, 1))
     raw.make()
     remove_rows(spark, raw.place)
@@ -237,16 +192,16 @@ def hide(raw: Raw, *names: str) -> None:
         (raw.schemas / schema_file_name(name)).unlink()
 
 
-def test_a_row_waits_for_its_schema_for_a_limited_time(lakehouse):
+def test_a_row_waits_for_its_schema_for_a_limited_time(raw):
     """A row without a schema holds back its batch and later ones until `schema_patience` expires.
 
     Then the row is stored as undecodable, and moves to its own table once the schema has arrived.
     """
     now = RECEIVED + 30
-    lakehouse.write((ORDER, 3, 0))
-    lakehouse.write((ACCOUNT, 2, 1), (ORDER, 1, 0))
-    hide(lakehouse, ACCOUNT)
-    with lakehouse.tables(schema_patience=60, clock=lambda: now) as tables:
+    raw.write((ORDER, 3, 0))
+    raw.write((ACCOUNT, 2, 1), (ORDER, 1, 0))
+    hide(raw, ACCOUNT)
+    with raw.tables(schema_patience=60, clock=lambda: now) as tables:
         assert tables.step().rows == {"Order_Event__e": 3}
         assert tables.step() is None
         assert tables.is_waiting
@@ -256,14 +211,14 @@ def test_a_row_waits_for_its_schema_for_a_limited_time(lakehouse):
         assert list(report.reasons) == [f"schema {ACCOUNT} is not known"]
         assert tables.step() is None
         assert not tables.is_waiting
-    with lakehouse.tables() as tables:
+    with raw.tables() as tables:
         assert tables.step() is None
-        lakehouse.store.put(ACCOUNT, schema_text(ACCOUNT))
+        raw.store.put(ACCOUNT, schema_text(ACCOUNT))
         reports = list(tables.run())
     assert reports[-1].rows == {"AccountChangeEvent": 2}
-    assert lakehouse.seqs(UNDECODABLE_NAME) == [5]
-    lakehouse.check()
-    assert lakehouse.make() == StepReport()
+    assert raw.seqs(UNDECODABLE_NAME) == [5]
+    raw.check()
+    assert raw.make() == StepReport()
 
 
 def test_tables_refuse_a_raw_table_that_was_restored(spark, tmp_path):
@@ -271,7 +226,7 @@ def test_tables_refuse_a_raw_table_that_was_restored(spark, tmp_path):
 
     The raw table goes on: the lost events come again, and no number is used twice.
     """
-    raw = Raw(spark, tmp_path / "raw", TABLE_FORMAT, TABLE_FORMAT)
+    raw = Raw(spark, tmp_path / "raw", TABLE_FORMAT)
     raw.write((ORDER, 3, 0))
     first = version_of(raw.spark, raw.place)
     raw.write((ORDER, 2, 1))
@@ -295,13 +250,11 @@ def test_tables_refuse_a_raw_table_that_was_restored(spark, tmp_path):
     assert raw.make() == StepReport()
 
 
-@pytest.mark.parametrize("to_format", BOTH)
-def test_rebuild_recreates_all_tables(spark, tmp_path, to_format):
+def test_rebuild_recreates_all_tables(raw):
     """A rebuild decodes rows whose schema was missing before.
 
     If it is killed, the next run completes it.
     """
-    raw = Raw(spark, tmp_path / "raw", to_format=to_format)
     raw.write((ORDER, 3, 1), (ACCOUNT, 2, 0))
     hide(raw, ACCOUNT)
     raw.make()
@@ -363,12 +316,6 @@ def test_unsuitable_sources_and_targets_are_rejected(spark, raw, tmp_path):
     raw.make()
     with pytest.raises(ConfigurationError, match="are built for all objects"):
         raw.make(objects=["Account"])
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(
-        ConfigurationError, match=r"does not contain sfpubsub tables .*'notes\.txt'"
-    ):
-        EventTables(spark, raw.path, tmp_path / "mine")
     with pytest.raises(ConfigurationError, match="specify the path of a raw table"):
         EventTables(spark, tmp_path / "nothing", tmp_path / "new")
     with pytest.raises(ConfigurationError, match="name a raw table that it contains: raw"):
@@ -385,13 +332,12 @@ def test_unsuitable_sources_and_targets_are_rejected(spark, raw, tmp_path):
 
 
 def test_a_target_without_steps_can_be_used_for_another_raw_table(spark, raw, tmp_path):
-    """A mistyped source or an interrupted first start does not make the target unusable."""
+    """A mistyped source does not make the target unusable."""
     raw.path.mkdir()
     claim_table(raw.path, [Source("topic", TOPIC)])
-    raw.typed.mkdir()
-    (raw.typed / "_tables.json.0123.tmp").touch()
     raw.make()
-    other = Raw(spark, tmp_path / "other")
+    other = Raw(spark, tmp_path / "other" / "raw")
+    other.typed = raw.typed
     other.write((ORDER, 1, 0))
     other.make()
     other.check()
@@ -435,7 +381,7 @@ def test_rows_lost_during_decoding_raise_an_error(monkeypatch, raw):
     monkeypatch.setattr(engine_module, "decode", lambda *args: Decoded({}, {"Order_Event__e": 4}))
     with pytest.raises(WriteError, match=r"expected 5 rows .* found 4"):
         raw.make()
-    assert not list(raw.typed.glob("Order_Event__e/step=*"))
+    assert raw.read("Order_Event__e").count() == 0
     monkeypatch.undo()
     raw.make()
     raw.check()
@@ -448,7 +394,7 @@ def test_large_steps_are_split_between_batches(monkeypatch, raw):
     monkeypatch.setattr(planning, "BATCHES_AT_ONCE", 3)
     with raw.tables() as tables:
         assert [report.batches for report in tables.run()] == [3, 1]
-    shutil.rmtree(raw.typed)
+    raw.typed = raw.typed.with_name("again")
     monkeypatch.setattr(planning, "BYTES_AT_ONCE", 1)
     with raw.tables() as tables:
         assert [report.batches for report in tables.run()] == [1, 1, 1, 1]
@@ -456,10 +402,11 @@ def test_large_steps_are_split_between_batches(monkeypatch, raw):
 
 
 def test_special_characters_in_paths_are_taken_literally(spark, tmp_path):
-    """Spark does not interpret brackets, ``*`` or ``%20`` in a path as a pattern or as URL
-    encoding.
+    """Spark does not interpret brackets, ``*`` or ``%20`` in the path of a raw Parquet table as a
+    pattern or as URL encoding.
     """
     raw = Raw(spark, tmp_path / "a [1]{b,c}*%20#ü" / "raw")
+    raw.typed = tmp_path / "typed"
     raw.write((ORDER, 2, 1))
     raw.make()
     raw.check()
@@ -476,6 +423,11 @@ def test_a_second_engine_on_the_same_target_is_rejected(raw):
         raw.tables()
 
 
+def options(raw: Raw) -> list[str]:
+    """Return the options of `sfpubsub tables` for a raw table."""
+    return [f"--from={raw.path}", f"--to={raw.typed}", f"--format={raw.to_format}"]
+
+
 def test_a_killed_job_is_resumed(raw):
     """After SIGKILL during a step, the next job is not locked out, and neither loses nor duplicates
     rows.
@@ -483,14 +435,14 @@ def test_a_killed_job_is_resumed(raw):
     for good in (30, 20, 10):
         raw.write((ORDER, good, 1), (ACCOUNT, good, 0))
     job = subprocess.Popen(
-        [sys.executable, "-m", "sfpubsub", "derive", f"--from={raw.path}", f"--to={raw.typed}"],
+        [sys.executable, "-m", "sfpubsub", "derive", *options(raw)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     try:
-        planned = raw.typed / "_steps.json"
-        until(lambda: planned.exists() or job.poll() is not None, "a plan", 600)
+        plan = "_delta_log/*1.json" if TABLE_FORMAT == "delta" else "metadata/v2.metadata.json"
+        until(lambda: [*raw.typed.glob(f"_steps/{plan}")] or job.poll() is not None, "a plan", 600)
         os.kill(job.pid, signal.SIGKILL)
     finally:
         job.communicate(timeout=600)
@@ -507,7 +459,7 @@ def command(monkeypatch, raw):
         yield raw.spark
 
     monkeypatch.setattr("sfpubsub.spark.runtime.session.spark_session", ours)
-    return lambda *more: run(["tables", *more, f"--from={raw.path}", f"--to={raw.typed}"])
+    return lambda *more: run(["tables", *more, *options(raw)])
 
 
 def test_a_step_reports_its_duration(raw):
@@ -562,7 +514,7 @@ def test_tables_can_be_rebuilt_if_rows_were_removed_before_they_were_processed(
     raw.write((ORDER, 3, 0))
     raw.make()
     raw.write((ACCOUNT, 2, 0))
-    with kill_at(1, (StepFile, "add")), pytest.raises(Killed):
+    with kill_at(1, (StepTable, "add")), pytest.raises(Killed):
         raw.make()
     newest = max(raw.path.glob("ingest_date=*/batch=*"), key=lambda path: path.name)
     shutil.rmtree(newest)
@@ -575,7 +527,7 @@ def test_tables_can_be_rebuilt_if_rows_were_removed_before_they_were_processed(
     assert raw.seqs("Order_Event__e") == [0, 1, 2]
 
 
-def test_old_plans_of_steps_are_removed(monkeypatch, lakehouse):
+def test_old_plans_of_steps_are_removed(monkeypatch, raw):
     """A target keeps the plans of the newest steps, and the newest one about each subject, so the
     time to start does not grow with its age. A removal that is killed is repeated.
 
@@ -583,12 +535,12 @@ def test_old_plans_of_steps_are_removed(monkeypatch, lakehouse):
     """
     monkeypatch.setattr(steps, "_KEPT", 4)
     monkeypatch.setattr(steps, "_TRIM_EVERY", 4)
-    lakehouse.write((ORDER, 2, 0))
+    raw.write((ORDER, 2, 0))
 
     def plans() -> list[int]:
-        return sorted(row[0] for row in lakehouse.read("_steps").select("step").collect())
+        return sorted(row[0] for row in raw.read("_steps").select("step").collect())
 
-    with lakehouse.tables() as tables:
+    with raw.tables() as tables:
         list(tables.run())
         kind = type(tables.target.table("_steps"))
         for number in range(2, 12):
@@ -596,21 +548,21 @@ def test_old_plans_of_steps_are_removed(monkeypatch, lakehouse):
         with kill_at(1, (kind, "delete")), pytest.raises(Killed):
             tables.beside({}, "often", {"number": 12})
     assert plans() == [2, 8, 9, 10, 11]
-    with lakehouse.tables() as tables:
+    with raw.tables() as tables:
         assert tables.newest.totals == {"number": 11}
         list(tables.run())
         tables.beside({}, "often", {"number": 12})
         assert plans() == [2, 8, 9, 10, 11, 12]
-        lakehouse.write((ORDER, 1, 0))
+        raw.write((ORDER, 1, 0))
         list(tables.run())
-        lakehouse.check()
+        raw.check()
         tables.target.table("_steps").delete("step > 12", 27)
     with pytest.raises(WriteError, match=r"step 13 was removed .* sfpubsub tables rebuild"):
-        lakehouse.tables()
-    with lakehouse.tables(for_rebuild=True) as tables:
+        raw.tables()
+    with raw.tables(for_rebuild=True) as tables:
         tables.rebuild()
         list(tables.run())
-    lakehouse.check()
+    raw.check()
 
 
 def test_the_command_fails_if_nothing_could_be_decoded(command, raw, capsys):
@@ -635,13 +587,13 @@ def test_a_signal_ends_the_command_after_the_current_step(
     raw.write((ORDER, 4, 1))
     raw.write((ORDER, 4, 0))
     monkeypatch.setattr(planning, "BATCHES_AT_ONCE", 1)
-    real = parquet_target.ParquetTarget.finish
+    real = LoggedTarget.finish
 
     def interrupted(target, step):
         os.kill(os.getpid(), number)
         real(target, step)
 
-    monkeypatch.setattr(parquet_target.ParquetTarget, "finish", interrupted)
+    monkeypatch.setattr(LoggedTarget, "finish", interrupted)
     assert command("--follow") == code
     assert json.loads(capsys.readouterr().out)["batches"] == 1
     monkeypatch.undo()

@@ -26,7 +26,7 @@ PLAN = StepPlan(
     size=400,
     undecodable=True,
 )
-PLACE = Place.parse("/data/tables", "parquet")
+PLACE = Place.parse("/data/tables", "delta")
 
 
 def test_a_step_plan_survives_a_round_trip_through_json():

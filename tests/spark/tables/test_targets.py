@@ -221,7 +221,6 @@ def test_a_change_by_another_process_is_detected(spark, tmp_path):
         ("spark_catalog.sales", "delta", True, False),
         ("main.sales", "iceberg", True, False),
         ("./sales", "delta", False, True),
-        ("./sales", "parquet", False, True),
         ("/data/sales", "iceberg", False, True),
         ("s3a://bucket/sales/", "delta", False, False),
         ("file:/data/sales", "delta", False, True),
@@ -234,10 +233,10 @@ def test_the_destination_of_a_target_is_parsed(text, format_, catalog, local):
     assert not place.of("T").endswith("//T")
 
 
-def test_a_remote_parquet_target_is_rejected():
-    """An object store has no rename that could make all files of a step visible at once."""
-    with pytest.raises(ConfigurationError, match="use a local directory, or a table format"):
-        Place.parse("s3a://bucket/x", "parquet")
+def test_derived_tables_have_no_parquet_format():
+    """Plain Parquet files cannot replace rows; the error says which formats can."""
+    with pytest.raises(ConfigurationError, match=r"'parquet' is not .*: use one of delta, iceberg"):
+        Place.parse("/data/tables", "parquet")
 
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="what Delta does to write its log")

@@ -26,7 +26,7 @@ def is_mirror(spark: SparkSession, to: str | os.PathLike[str], format: str) -> b
         ConfigurationError: The target is not valid, or another process is writing there.
     """
     with open_target(spark, to, format) as target:
-        return target.can_merge and Queue(target).is_of_mirror()
+        return Queue(target).is_of_mirror()
 
 
 def start_over(

@@ -78,8 +78,7 @@ class MirrorTables:
         safeguards: What stands between an absence and a deleted row.
 
     Raises:
-        ConfigurationError: The target's format cannot replace rows, or the target contains current
-            tables that do not belong to a mirror.
+        ConfigurationError: The target contains current tables that do not belong to a mirror.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class MirrorTables:
         wall: Callable[[], float] = time.time,
         safeguards: Safeguards | None = None,
     ) -> None:
-        target.check_merge("the tables of a mirror")
         if target.table(QUEUE_NAME).exists() and not Queue(target).is_of_mirror():
             raise ConfigurationError(
                 f"{target.place} contains current tables that do not belong to a mirror: choose "

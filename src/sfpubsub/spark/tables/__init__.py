@@ -18,9 +18,9 @@ def open_target(
 
     Args:
         spark: A classic session with the format's jars.
-        target: A directory, written with a slash (``./tables``) or as a `Path`; with a table format
-            also a URL of any scheme that Spark supports, or ``catalog.schema``.
-        format: ``parquet``, ``delta`` or ``iceberg``.
+        target: A directory, written with a slash (``./tables``) or as a `Path`; a URL of any
+            scheme that Spark supports; or ``catalog.schema``.
+        format: ``delta`` or ``iceberg``.
 
     Raises:
         ConfigurationError: The target is not valid, or another process is writing there.
@@ -30,10 +30,6 @@ def open_target(
         from sfpubsub.spark.tables.delta_target import DeltaTarget
 
         return DeltaTarget(spark, place)
-    if format == "iceberg":
-        from sfpubsub.spark.tables.iceberg_target import IcebergTarget
+    from sfpubsub.spark.tables.iceberg_target import IcebergTarget
 
-        return IcebergTarget(spark, place)
-    from sfpubsub.spark.tables.parquet_target import ParquetTarget
-
-    return ParquetTarget(spark, place)
+    return IcebergTarget(spark, place)

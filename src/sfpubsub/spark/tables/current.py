@@ -83,13 +83,9 @@ class RecordTables:
     Args:
         target: Target of the tables.
         with_history: Whether there are history tables.
-
-    Raises:
-        ConfigurationError: The target's format cannot replace rows.
     """
 
     def __init__(self, target: Target, *, with_history: bool) -> None:
-        target.check_merge("current and history tables")
         self._target = target
         self._with_history = with_history
         self._queue = Queue(target)
@@ -102,13 +98,8 @@ class RecordTables:
         wrong.
 
         Raises:
-            ConfigurationError: The target's format cannot replace rows, or its tables belong to a
-                mirror.
+            ConfigurationError: The target's tables belong to a mirror.
         """
-        if current or history:
-            target.check_merge("current and history tables")
-        elif not target.can_merge:
-            return None
         queue = Queue(target)
         if queue.is_of_mirror():
             raise ConfigurationError(

@@ -38,7 +38,7 @@ from sfpubsub.spark.tables.current import RecordTables
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded, decode
 from sfpubsub.spark.tables.identity import Identity, check_apart, event_names, schemas_of
 from sfpubsub.spark.tables.planning import Planner
-from sfpubsub.spark.tables.steps import CURE, Follower, StepPlan, steps_of
+from sfpubsub.spark.tables.steps import CURE, Follower, StepPlan, StepTable
 from sfpubsub.spark.tables.target import Target
 from sfpubsub.spark.tables.types import EventTypes
 from sfpubsub.stores.schema_store import SchemaStore
@@ -92,15 +92,15 @@ class EventTables:
     Args:
         spark: A classic session (not Spark Connect) with the formats' jars (`spark_session`).
         raw: The raw table's path, URL, or name in a catalog, as for `EventWriter`.
-        to: A directory, written with a slash (``./tables``) or as a `Path`; with a table format
-            also a URL or ``catalog.schema``. A name without a slash or a dot is refused.
-        format: Format of the tables: ``parquet``, ``delta`` or ``iceberg``.
+        to: A directory, written with a slash (``./tables``) or as a `Path`; a URL; or
+            ``catalog.schema``. A name without a slash or a dot is refused.
+        format: Format of the tables: ``delta`` or ``iceberg``.
         raw_format: Format of the raw table; by default detected for a local path, otherwise the
             same as *format*.
         objects: Objects and event types to build tables for, such as ``Account`` or
             ``Order_Event__e``; all by default. Stored with the tables.
         current: Whether to build current tables, with one row per record, and the queue `_reread`.
-            Delta and Iceberg only. Existing current tables are always maintained.
+            Existing current tables are always maintained.
         history: Whether to build history tables, with one row per version, in addition to current
             tables.
         schemas: Store of the raw table's schemas; by default its own sidecar.
@@ -129,7 +129,7 @@ class EventTables:
         raw: str | os.PathLike[str],
         to: str | os.PathLike[str],
         *,
-        format: str = "parquet",  # noqa: A002  # named as in Spark
+        format: str = "delta",  # noqa: A002  # named as in Spark
         raw_format: str | None = None,
         objects: Sequence[str] = (),
         current: bool = False,
@@ -148,7 +148,7 @@ class EventTables:
         with ExitStack() as unless_done:
             self.target: Target = unless_done.enter_context(open_target(spark, to, format))
             self._raw = RawBatches(self.target.spark, source)
-            self._steps = steps_of(self.target)
+            self._steps = StepTable(self.target)
             self._newest = self._steps.newest(may_be_lost=for_rebuild)
             self._mirror = mirror
             self._objects: tuple[str, ...] = tuple(objects)

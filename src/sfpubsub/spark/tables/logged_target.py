@@ -70,11 +70,6 @@ class LoggedTarget(Target):
                 ) from error
             self._lease = Lease.acquire(place.local, jvm_of(spark).pid)
 
-    @property
-    def can_merge(self) -> bool:
-        """See `Target`."""
-        return True
-
     def table(self, name: str) -> TargetTable:
         """See `Target`."""
         with self._lock:

@@ -176,10 +176,8 @@ class Planner:
         """Return the plan of a step that removes rows from `_undecodable`, to decode them again.
 
         They are the rows whose schemas were missing and are now available. Return None if there
-        are no such rows, or if the target cannot remove rows.
+        are no such rows.
         """
-        if not self._target.can_merge:
-            return None
         if self._missing is None:
             self._missing = self._undecodable()
         come = [schema_id for schema_id in self._missing if self._types.name_of(schema_id)]

@@ -13,7 +13,6 @@ from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.runtime.session import first_line
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME
-from sfpubsub.spark.tables.parquet_target import read_parquet
 from sfpubsub.spark.tables.target import Place
 
 
@@ -22,7 +21,7 @@ def read_typed(
     tables: str | os.PathLike[str],
     name: str,
     *,
-    format: str = "parquet",  # noqa: A002  # named as in Spark
+    format: str = "delta",  # noqa: A002  # named as in Spark
 ) -> DataFrame:
     """Return a typed table with all columns that its event type has ever had.
 
@@ -37,8 +36,6 @@ def read_typed(
         ConfigurationError: The table does not exist or cannot be read.
     """
     place = Place.parse(tables, format)
-    if place.format == "parquet" and place.local is not None:
-        return read_parquet(spark, place.local / name)
     try:
         if place.in_catalog:
             return spark.read.table(place.of(name))
@@ -51,7 +48,7 @@ def read_undecodable(
     spark: SparkSession,
     tables: str | os.PathLike[str],
     *,
-    format: str = "parquet",  # noqa: A002  # named as in Spark
+    format: str = "delta",  # noqa: A002  # named as in Spark
 ) -> DataFrame:
     """Return the rows that could not be decoded: envelope columns, event name and reason.
 

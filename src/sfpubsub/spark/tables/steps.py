@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -22,10 +21,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from sfpubsub.avro.typed_rows import Plan
-from sfpubsub.durable import replace_file
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.batches import RawBatch
-from sfpubsub.spark.tables.parquet_target import IDENTITY_FILE, STEPS_FILE, ParquetTarget
 from sfpubsub.spark.tables.target import Target, parquet_of
 
 STEPS_NAME = "_steps"
@@ -180,41 +177,8 @@ class Follower(Protocol):
         ...
 
 
-class StepLog(ABC):
-    """Stores the steps of one target. Only the newest step is needed. Not thread-safe."""
-
-    @abstractmethod
-    def identity(self) -> dict[str, Any]:
-        """Return the identity recorded by `claim`; empty for a new target."""
-
-    @abstractmethod
-    def claim(self, identity: dict[str, Any]) -> None:
-        """Record the identity of the tables, replacing the previous one."""
-
-    @abstractmethod
-    def newest(self, *, may_be_lost: bool = False) -> StepPlan | None:
-        """Return the plan of the newest step; None before the first step.
-
-        Args:
-            may_be_lost: Whether to return an empty plan, with only the number of the newest step,
-                if its plan was removed.
-
-        Raises:
-            WriteError: The plan was removed.
-        """
-
-    @abstractmethod
-    def add(self, plan: StepPlan) -> None:
-        """Store a plan durably.
-
-        Raises:
-            WriteError: The plan could not be stored, or another process has planned a step with the
-                same number.
-        """
-
-
-class StepTable(StepLog):
-    """Stores steps as rows of the target's table ``_steps``.
+class StepTable:
+    """Stores the steps of one target as rows of its table ``_steps``. Not thread-safe.
 
     The table contains the plans of the newest steps, and the newest plan of each
     `StepPlan.subject`, so a start reads a limited number of rows and files. Step N is added as
@@ -229,16 +193,24 @@ class StepTable(StepLog):
         """Number of the newest step of each subject; None until it is needed."""
 
     def identity(self) -> dict[str, Any]:
-        """See `StepLog`."""
+        """Return the identity recorded by `claim`; empty for a new target."""
         facts = self._table.facts()
         return dict(json.loads(facts["identity"])) if facts else {}
 
     def claim(self, identity: dict[str, Any]) -> None:
-        """See `StepLog`."""
+        """Record the identity of the tables, replacing the previous one."""
         self._table.make(_COLUMNS, {"kind": "steps", "identity": json.dumps(identity)})
 
     def newest(self, *, may_be_lost: bool = False) -> StepPlan | None:
-        """See `StepLog`."""
+        """Return the plan of the newest step; None before the first step.
+
+        Args:
+            may_be_lost: Whether to return an empty plan, with only the number of the newest step,
+                if its plan was removed.
+
+        Raises:
+            WriteError: The plan was removed.
+        """
         number = self._table.step() // 2
         if number == 0:
             return None
@@ -253,7 +225,12 @@ class StepTable(StepLog):
         return StepPlan.from_json(found[0]["plan"], str(self._target.place))
 
     def add(self, plan: StepPlan) -> None:
-        """See `StepLog`."""
+        """Store a plan durably.
+
+        Raises:
+            WriteError: The plan could not be stored, or another process has planned a step with the
+                same number.
+        """
         if plan.number % _TRIM_EVERY == 0:
             self._trim(plan.number)
         row = {
@@ -287,53 +264,3 @@ class StepTable(StepLog):
         if kept:
             condition += f" AND step NOT IN ({', '.join(map(str, kept))})"
         self._table.delete(condition, 2 * number - 1)
-
-
-class StepFile(StepLog):
-    """Stores the newest step of a Parquet target in a file."""
-
-    def __init__(self, target: ParquetTarget) -> None:
-        self._path = target.path
-
-    def identity(self) -> dict[str, Any]:
-        """See `StepLog`."""
-        text = self._read(IDENTITY_FILE)
-        try:
-            return {} if text is None else dict(json.loads(text))
-        except (ValueError, TypeError) as error:
-            raise ConfigurationError(
-                f"{self._path / IDENTITY_FILE} is not a valid JSON object ({error}): restore the "
-                f"file, or build the tables in another target"
-            ) from error
-
-    def claim(self, identity: dict[str, Any]) -> None:
-        """See `StepLog`."""
-        self._write(IDENTITY_FILE, json.dumps(identity))
-
-    def newest(self, *, may_be_lost: bool = False) -> StepPlan | None:
-        """See `StepLog`. The file is replaced in one piece, so the plan is never lost."""
-        text = self._read(STEPS_FILE)
-        return None if text is None else StepPlan.from_json(text, str(self._path))
-
-    def add(self, plan: StepPlan) -> None:
-        """See `StepLog`."""
-        self._write(STEPS_FILE, plan.to_json())
-
-    def _read(self, name: str) -> str | None:
-        try:
-            return (self._path / name).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise WriteError(f"{self._path / name} cannot be read: {error}") from error
-
-    def _write(self, name: str, text: str) -> None:
-        try:
-            replace_file(self._path / name, text)
-        except OSError as error:
-            raise WriteError(f"{self._path / name} was not written: {error.strerror}") from error
-
-
-def steps_of(target: Target) -> StepLog:
-    """Return the step log of a target: a file for Parquet, and a table for other formats."""
-    return StepFile(target) if isinstance(target, ParquetTarget) else StepTable(target)

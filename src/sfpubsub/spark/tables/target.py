@@ -1,4 +1,4 @@
-"""The interface of targets for derived tables, in any format.
+"""The interface of targets for derived tables, in Delta or Iceberg format.
 
 A `Target` is a directory, a URL, or a schema of a catalog, which contains tables by name. Each
 change of a `TargetTable` is one transaction with the number of a step (steps.py). A table accepts
@@ -20,8 +20,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.destination import check_format, refuse_parquet
 from sfpubsub.spark.raw.paths import Location, locate
+
+FORMATS = ("delta", "iceberg")
+"""Formats of derived tables: those whose rows can be replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Place(Location):
     """The location of a target. Create one with `parse`."""
 
     format: str
-    """``parquet``, ``delta`` or ``iceberg``."""
+    """One of `FORMATS`."""
 
     @classmethod
     def parse(cls, target: str | os.PathLike[str], format: str) -> Place:  # noqa: A002
@@ -40,10 +42,12 @@ class Place(Location):
         Raises:
             ConfigurationError: *target* is not valid for the format, or the format is unknown.
         """
-        check_format(format)
+        if format not in FORMATS:
+            raise ConfigurationError(
+                f"format {format!r} is not a format of derived tables, whose rows must be "
+                f"replaceable: use one of {', '.join(FORMATS)}"
+            )
         found = locate(target, "schema")
-        if format == "parquet" and found.local is None:
-            refuse_parquet(found)
         return cls(
             format=format, address=found.address, local=found.local, in_catalog=found.in_catalog
         )
@@ -60,8 +64,7 @@ class TargetTable(ABC):
 
     Each change has the number of a step (steps.py) and is made at most once: if the table already
     has the same or a higher number, nothing happens. A change is visible to readers when the method
-    returns, except for Parquet targets, which publish a complete step in `Target.finish`. For all
-    formats, a change is durable when `Target.finish` returns.
+    returns, and durable when `Target.finish` returns.
     """
 
     def __init__(self, name: str) -> None:
@@ -147,7 +150,6 @@ class TargetTable(ABC):
             replaced: Columns of existing rows to update; None updates all columns of *source*.
 
         Raises:
-            ConfigurationError: The format does not support this.
             WriteError: Writing failed. The change was made anyway if `TargetTable.step` now returns
                 at least *step*.
         """
@@ -161,7 +163,6 @@ class TargetTable(ABC):
             step: See `append`.
 
         Raises:
-            ConfigurationError: The format does not support this.
             WriteError: Writing failed. The change was made anyway if `TargetTable.step` now returns
                 at least *step*.
         """
@@ -175,7 +176,6 @@ class TargetTable(ABC):
             step: See `append`.
 
         Raises:
-            ConfigurationError: The format does not support this.
             WriteError: Writing failed. The change was made anyway if `TargetTable.step` now returns
                 at least *step*.
         """
@@ -200,14 +200,6 @@ class Target(ABC):
         self.spark = spark
         self.place = place
 
-    @property
-    @abstractmethod
-    def can_merge(self) -> bool:
-        """Whether tables support `TargetTable.merge`, `insert`, and `delete` with any condition.
-
-        If False, `TargetTable.delete` can only remove all rows of a table.
-        """
-
     @abstractmethod
     def table(self, name: str) -> TargetTable:
         """Return the table with this name, which need not exist.
@@ -221,7 +213,7 @@ class Target(ABC):
 
     @abstractmethod
     def finish(self, step: int) -> None:
-        """Make all changes up to *step* durable and visible.
+        """Make all changes up to *step* durable.
 
         Raises:
             WriteError: The changes may not be durable; call `finish` again.
@@ -230,21 +222,6 @@ class Target(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the target for other processes. Can be called repeatedly."""
-
-    def check_merge(self, what: str) -> None:
-        """Check that the target's tables support `TargetTable.merge`.
-
-        Args:
-            what: The tables that need it, for the error message, such as ``current tables``.
-
-        Raises:
-            ConfigurationError: They do not, because the target's format is Parquet.
-        """
-        if not self.can_merge:
-            raise ConfigurationError(
-                f"{what} need a table format whose rows can be replaced: use --format delta or "
-                f"iceberg (in Python: format=); the format of {self.place} is {self.place.format}"
-            )
 
     def __enter__(self) -> Target:
         return self
