@@ -58,7 +58,7 @@ class Destination(Location):
                 f"table (catalog type jdbc or rest) or format delta"
             )
         if format == "parquet" and found.local is None:
-            refuse_parquet(found)
+            _refuse_parquet(found)
         if staging is not None and format != "parquet":
             raise ConfigurationError(
                 f"format {format} has no staging directory: leave out staging, or use parquet"
@@ -148,7 +148,7 @@ def check_raw_table(table: Destination) -> None:
         )
 
 
-def refuse_parquet(found: Location) -> NoReturn:
+def _refuse_parquet(found: Location) -> NoReturn:
     """Raise the error for a location that cannot have a Parquet table: a URL or a catalog."""
     if found.in_catalog:
         raise ConfigurationError(
