@@ -143,8 +143,8 @@ class EventTables:
         clock: Callable[[], float] = time.time,
     ) -> None:
         source = Destination.parse(raw, raw_format or format_of(raw, format))
-        check_apart(source, to, format)
         check_raw_table(source)
+        check_apart(source, to, format)
         with ExitStack() as unless_done:
             self.target: Target = unless_done.enter_context(open_target(spark, to, format))
             self._raw = RawBatches(self.target.spark, source)
