@@ -39,7 +39,7 @@ from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded, decode
 from sfpubsub.spark.tables.identity import Identity, check_apart, event_names, schemas_of
 from sfpubsub.spark.tables.planning import Planner
 from sfpubsub.spark.tables.steps import CURE, Follower, StepPlan, StepTable
-from sfpubsub.spark.tables.target import Target
+from sfpubsub.spark.tables.target import Place, Target
 from sfpubsub.spark.tables.types import EventTypes
 from sfpubsub.stores.schema_store import SchemaStore
 
@@ -143,8 +143,9 @@ class EventTables:
         clock: Callable[[], float] = time.time,
     ) -> None:
         source = Destination.parse(raw, raw_format or format_of(raw, format))
+        place = Place.parse(to, format)
         check_raw_table(source)
-        check_apart(source, to, format)
+        check_apart(source, place)
         with ExitStack() as unless_done:
             self.target: Target = unless_done.enter_context(open_target(spark, to, format))
             self._raw = RawBatches(self.target.spark, source)

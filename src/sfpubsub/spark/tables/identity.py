@@ -114,13 +114,12 @@ class Identity:
         )
 
 
-def check_apart(source: Destination, to: str | os.PathLike[str], format: str) -> None:  # noqa: A002
+def check_apart(source: Destination, place: Place) -> None:
     """Check that the target is not inside the raw table.
 
     Raises:
         ConfigurationError: The target is inside the raw table.
     """
-    place = Place.parse(to, format)
     if source.local is None or place.local is None:
         return
     if place.local.is_relative_to(source.local):
