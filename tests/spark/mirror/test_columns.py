@@ -4,6 +4,7 @@ fields have changed.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.values import rounded
 from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.runtime.sql import quoted
 from tests.rest.support import reader_of
 
 STREET = {"BillingStreet": "Street", "BillingCity": "City", "BillingLatitude": "Latitude"}
@@ -350,6 +352,33 @@ def test_event_values_have_the_types_of_read_values(spark: SparkSession):
     }
     assert full == expected
     assert empty == dict.fromkeys(wanted)
+
+
+def test_fields_and_components_of_any_name_have_columns(spark: SparkSession):
+    """Whatever characters the names of fields and of their components contain, the SQL for their
+    columns reads these fields, and checks and converts their values.
+
+    A dot would separate a component from its field, as in the events' own lists of fields.
+    """
+    names = ["back`tick", "order", "it's"]
+    parts = [{"name": name, "type": ["null", "long"]} for name in names]
+    record = {"type": "record", "name": "Parts", "fields": parts}
+    schema = json.loads(event_type({"name": "Name", "type": "string"}))
+    schema["fields"] += [*parts, {"name": "with`in", "type": ["null", record]}]
+    known = plan(json.dumps(schema))
+    of = field("with`in", "address")
+    inner = [field(f"{n}__s", "date", compound_field_name=of.name) for n in names]
+    columns = Columns.of(account(*(field(n, "date") for n in names), *inner, of))
+    columns = columns.with_events(known)
+    texts = columns.from_events(known)
+    days = dict.fromkeys(names, 86_400_000)
+    frame = typed_rows(spark, known, (0, {**days, "with`in": days}))
+    sql = {**texts, "unfit": columns.unfit_in_events(known)}
+    frame = frame.selectExpr(*(f"{sql[name]} AS {quoted(name)}" for name in sql))
+    (row,) = frame.toArrow().to_pylist()
+    assert {name: row[name] for name in names} == dict.fromkeys(names, date(1970, 1, 2))
+    assert set(row["with`in"].values()) - {None} <= {date(1970, 1, 2), 86_400_000}
+    assert not row["unfit"]
 
 
 def test_event_value_is_in_the_column_of_its_type(spark: SparkSession):

@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from sfpubsub.spark.runtime.session import own_session
+from sfpubsub.spark.runtime.sql import READING, quoted, sql_text
 
 
 def test_persisting_few_rows_creates_few_partitions(spark: SparkSession):
@@ -27,3 +28,18 @@ def test_persisting_few_rows_creates_few_partitions(spark: SparkSession):
         assert rows.rdd.getNumPartitions() <= 4
     finally:
         rows.unpersist()
+
+
+def test_quoted_names_and_texts_mean_what_they_say(spark: SparkSession):
+    """They do so even if the cluster's settings let Spark read its SQL differently."""
+    everywhere = spark.sparkContext._jsc.sc().conf()
+    name, text = "a.*", "it's a \\\\ or a \\n"
+    for setting in READING:
+        everywhere.set(setting, "true")
+    try:
+        own = own_session(spark)
+    finally:
+        for setting in READING:
+            everywhere.remove(setting)
+    rows = own.range(1).selectExpr(f"{sql_text(text)} AS {quoted(name)}", f"2 AS {quoted('a.b')}")
+    assert [tuple(row) for row in rows.selectExpr(quoted(name)).collect()] == [(text,)]

@@ -18,7 +18,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sfpubsub.avro.columns import names_of, paths_of
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.spark.mirror.described import FIRST_DAY, LAST_DAY, Column, number_of
-from sfpubsub.spark.raw.frames import sql_text
+from sfpubsub.spark.raw.frames import sql_type
+from sfpubsub.spark.runtime.sql import quoted, sql_text
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def sql_of(column: Column, source: Source) -> str:
     Call this only if `takes` returns True for the same arguments.
     """
     if column.type == source.type:
-        return _quoted(source.name)
+        return quoted(source.name)
     members = [(name, _converted(*each)) for name, *each in _members(column, source)]
     if not pa.types.is_struct(column.type):
         return members[0][1]
@@ -198,16 +199,16 @@ def _members(column: Column, source: Source) -> Iterator[tuple[str, str, pa.Data
     """
     if not pa.types.is_struct(column.type):
         path, kind = _whole(source)
-        yield column.name, _quoted(*path), kind, column.type
+        yield column.name, quoted(*path), kind, column.type
         return
     parts = {part.lower(): path for part, path in source.parts.items()}
     for member in column.type:
         if member.name.lower() in parts:
             path = parts[member.name.lower()]
-            value, kind = _quoted(source.name, *path), _inside(source.type, path)
+            value, kind = quoted(source.name, *path), _inside(source.type, path)
         elif member.name.lower() == column.field.lower():
             whole, kind = _whole(source)
-            value = _quoted(*whole)
+            value = quoted(*whole)
         else:
             value, kind = f"CAST(NULL AS {_in_sql(member.type)})", member.type
         yield member.name, value, kind, member.type
@@ -219,10 +220,6 @@ def _whole(source: Source) -> tuple[tuple[str, ...], pa.DataType]:
     return source.whole
 
 
-def _quoted(*path: str) -> str:
-    return ".".join(f"`{name}`" for name in path)
-
-
 def _in_sql(kind: pa.DataType) -> str:
     spark: Any = from_arrow_schema(pa.schema([("value", kind)])).fields[0].dataType
-    return str(spark.simpleString())
+    return sql_type(spark)

@@ -42,7 +42,8 @@ from sfpubsub.spark.mirror.folding import (
     rows_without,
 )
 from sfpubsub.spark.mirror.log import rows_in
-from sfpubsub.spark.raw.frames import spark_schema, sql_text
+from sfpubsub.spark.raw.frames import mapped, spark_schema, sql_type
+from sfpubsub.spark.runtime.sql import quoted, sql_text
 from sfpubsub.spark.tables.folding import CURRENT, FLAGS
 from sfpubsub.spark.tables.records import Fields, Reason
 from sfpubsub.spark.tables.target import Target, parquet_of
@@ -159,13 +160,13 @@ class MirroredObject:
         """
         one = rows.where("change_type <> 'GAP_OVERFLOW'")
         one = one.selectExpr("*", "explode(record_ids) AS record_id")
-        given = {f"`{name}`": sql for name, sql in self.columns.from_events(plan).items()}
-        given |= {f"`{name}`": name.removeprefix("_") for name in _TAKEN}
+        given = self.columns.from_events(plan)
+        given |= {name: name.removeprefix("_") for name in _TAKEN}
         given |= {
-            "`_part`": str(CHANGE),
-            "`_changed`": "concat(changed_fields, nulled_fields)",
-            "`_diffs`": "diff_fields",
-            "`_unfit`": self.columns.unfit_in_events(plan),
+            "_part": str(CHANGE),
+            "_changed": "concat(changed_fields, nulled_fields)",
+            "_diffs": "diff_fields",
+            "_unfit": self.columns.unfit_in_events(plan),
         }
         return one.where("NOT endswith(record_id, '*')").selectExpr(*self._input(given))
 
@@ -175,24 +176,24 @@ class MirroredObject:
 
     def rows(self, rows: DataFrame) -> DataFrame:
         """Convert rows of the object's table to the schema `Merging.input`."""
-        given = {name: name for name in self._own()} | {"`_part`": str(BEFORE)}
+        given = {name: quoted(name) for name in self._own()} | {"_part": str(BEFORE)}
         return rows.selectExpr(*self._input(given))
 
     def entries(self, rows: DataFrame) -> DataFrame:
         """Convert rows of the reread queue to the schema `Merging.input`."""
-        given = {f"`{name}`": f"`{old}`" for name, old in _ENTRY.items()}
-        return rows.selectExpr(*self._input({**given, "`_part`": str(ENTRY)}))
+        given = {name: quoted(old) for name, old in _ENTRY.items()}
+        return rows.selectExpr(*self._input({**given, "_part": str(ENTRY)}))
 
     def found(self, rows: DataFrame) -> DataFrame:
         """Convert rows of the read log to the schema `Merging.input`."""
         there = {field.name: field.dataType for field in rows.schema}
         wanted = {field.name: field.dataType for field in spark_schema(self.columns.schema)}
-        given = {f"`{n}`": _as(n, there[n], kind) for n, kind in wanted.items() if n in there}
+        given = {n: _as(n, there[n], kind) for n, kind in wanted.items() if n in there}
         given |= {
-            "`_is_deleted`": "`_is_deleted`",
-            "`_unfit`": "`_unfit`",
-            "`_read`": _until_sql("`_until`"),
-            "`_part`": f"IF(`_found`, {FOUND}, {ABSENT})",
+            "_is_deleted": "_is_deleted",
+            "_unfit": "_unfit",
+            "_read": _until_sql("_until"),
+            "_part": f"IF(_found, {FOUND}, {ABSENT})",
         }
         return rows.selectExpr(*self._input(given))
 
@@ -203,7 +204,7 @@ class MirroredObject:
             rows: Rows of records that the read did not return.
             until: `Read.until` of the read.
         """
-        given = {"`_read`": _until_sql(_time_sql(until)), "`_part`": str(ABSENT)}
+        given = {"_read": _until_sql(_time_sql(until)), "_part": str(ABSENT)}
         return rows.selectExpr(*self._input(given))
 
     def merging(self, plan: Plan | None, **more: Any) -> Merging:
@@ -222,9 +223,8 @@ class MirroredObject:
         """Apply the merge rule to all records in *parts*, which have the schema `Merging.input`."""
         rows = reduce(DataFrame.unionByName, parts).repartition("record_id")
         rows = rows.sortWithinPartitions("record_id", "_part", "_ingest_seq")
-        return rows.select(merging.input.names).mapInArrow(
-            partial(merge_rows, merging=merging), spark_schema(merging.output)
-        )
+        function = partial(merge_rows, merging=merging)
+        return mapped(rows, merging.input.names, function, merging.output)
 
     def alone(self, rows: DataFrame, merging: Merging) -> DataFrame:
         """Return the merge result for the rows of records that are known only from a read.
@@ -236,13 +236,13 @@ class MirroredObject:
         if made is None:  # the read is outdated: skip its rows
             made, rows = (None,) * len(merging.output), rows.limit(0)
         said = dict(zip(merging.output.names, made, strict=True))
-        given = {f"`{name}`": _literal(said[name], name) for name in FLAGS.names}
-        own = {f"`{name}`": f"`{name}`" for name in ("record_id", *merging.types.names)}
-        given |= {**own, "`_is_deleted`": "`_is_deleted`", "`_kind`": sql_text(CURRENT)}
-        given["`_complete`"] += " AND NOT `_unfit`"
+        given = {name: _literal(said[name], name) for name in FLAGS.names}
+        own = {name: quoted(name) for name in ("record_id", *merging.types.names)}
+        given |= {**own, "_is_deleted": "_is_deleted", "_kind": sql_text(CURRENT)}
+        given["_complete"] += " AND NOT _unfit"
         read = said["_read"] or dict.fromkeys(READ_TYPE.names)
-        given["`_read`"] = _read_sql(read, "`_read`.`until`")
-        return rows.selectExpr(*(f"{sql} AS {name}" for name, sql in given.items()))
+        given["_read"] = _read_sql(read, "_read.until")
+        return rows.selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in given.items()))
 
     def files(
         self, pieces: Sequence[bytes], merging: Merging, known: pa.Array | None
@@ -288,7 +288,7 @@ class MirroredObject:
             is_gone = f.col("_kind") == GONE
             for name, value in values.items():
                 rows = rows.withColumn(name, f.when(is_gone, value).otherwise(f.col(name)))
-        return rows.selectExpr(*self._own())
+        return rows.select(*map(quoted, self._own()))
 
     def marked(self, reason: Any, ids: DataFrame | None = None) -> DataFrame:
         """Return the table rows that have to be marked for rereading, with the mark set.
@@ -304,16 +304,16 @@ class MirroredObject:
             rows = rows.join(f.broadcast(ids), "record_id", "left_anti")
         rows = rows.where("NOT _reread").withColumn("_reread_reason", reason)
         rows = rows.where("_reread_reason IS NOT NULL").withColumn("_reread", f.lit(True))
-        return rows.selectExpr(*self._own())
+        return rows.select(*map(quoted, self._own()))
 
     def _own(self) -> list[str]:
-        names = ("record_id", *self.columns.schema.names, *FLAGS.names, *READ.names)
-        return [f"`{name}`" for name in names]
+        return ["record_id", *self.columns.schema.names, *FLAGS.names, *READ.names]
 
     def _input(self, given: Mapping[str, str]) -> list[str]:
         """Return SQL for all input columns of the merge rule.
 
-        Columns missing from *given* are null, except ``record_id``, which is copied.
+        *given* maps the names of columns to SQL. Columns that it lacks are null, except
+        ``record_id``, which is copied.
 
         SQL text is used, because parsing a hundred columns together is ten times as fast as
         creating them one by one.
@@ -321,10 +321,10 @@ class MirroredObject:
         wanted = pa.schema([*_ID, *self.columns.schema.remove_metadata(), *FLAGS, *READ, *PARTS])
         found = []
         for column in spark_schema(wanted).fields:
-            name = f"`{column.name}`"
-            kind = column.dataType.simpleString()
+            kind = sql_type(column.dataType)
             default = "record_id" if column.name == "record_id" else f"CAST(NULL AS {kind})"
-            found.append(f"CAST({given.get(name, default)} AS {kind}) AS {name}")
+            value = given.get(column.name, default)
+            found.append(f"CAST({value} AS {kind}) AS {quoted(column.name)}")
         return found
 
 
@@ -334,13 +334,13 @@ def _as(name: str, there: DataType, wanted: DataType) -> str:
     Fields that a struct lacks become null.
     """
     if not (isinstance(there, StructType) and isinstance(wanted, StructType)):
-        return f"`{name}`"
+        return quoted(name)
     members = ", ".join(
         f"{sql_text(part.name)}, "
-        + (f"`{name}`.`{part.name}`" if part.name in there.names else "NULL")
+        + (quoted(name, part.name) if part.name in there.names else "NULL")
         for part in wanted
     )
-    return f"IF(`{name}` IS NULL, NULL, named_struct({members}))"
+    return f"IF({quoted(name)} IS NULL, NULL, named_struct({members}))"
 
 
 def _time_sql(time: datetime | None) -> str:
@@ -373,7 +373,7 @@ def _number_sql(number: int | None) -> str:
 
 
 def _literal(value: Any, name: str) -> str:
-    kind = spark_schema(pa.schema([FLAGS.field(name)])).fields[0].dataType.simpleString()
+    kind = sql_type(spark_schema(pa.schema([FLAGS.field(name)])).fields[0].dataType)
     if isinstance(value, datetime):
         return _time_sql(value)
     if value is None:

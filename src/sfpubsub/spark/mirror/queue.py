@@ -23,7 +23,7 @@ from sfpubsub.rest.grants import Held
 from sfpubsub.spark.mirror.absences import Loss, kept
 from sfpubsub.spark.mirror.bounded import bounded
 from sfpubsub.spark.mirror.reads import Entry, Read, heals
-from sfpubsub.spark.raw.frames import sql_text
+from sfpubsub.spark.runtime.sql import sql_text
 from sfpubsub.spark.tables.queue import MIRROR, QUEUE, QUEUE_NAME
 from sfpubsub.spark.tables.records import Cue, Reason
 from sfpubsub.spark.tables.target import Target, parquet_of

@@ -348,8 +348,8 @@ class MirrorTables:
         """
         as_of = note.read.as_of
         before = (
-            f"`_read` IS NULL OR `_read`.ingest_seq < {as_of.ingest_seq} OR "
-            f"(`_read`.ingest_seq = {as_of.ingest_seq} AND `_read`.step < {as_of.asked})"
+            f"_read IS NULL OR _read.ingest_seq < {as_of.ingest_seq} OR "
+            f"(_read.ingest_seq = {as_of.ingest_seq} AND _read.step < {as_of.asked})"
         )
         gone = found.table.read().where(before).where(f"NOT ({_DELETED})")
         if gone.isEmpty():  # always on the first read

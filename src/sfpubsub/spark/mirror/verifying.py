@@ -28,6 +28,7 @@ from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.rights import present_grant
 from sfpubsub.spark.mirror.values import of_json
 from sfpubsub.spark.raw.frames import arrow_schema
+from sfpubsub.spark.runtime.sql import quoted
 from sfpubsub.spark.tables.queue import QUEUE_NAME
 from sfpubsub.spark.tables.reading import read_typed
 from sfpubsub.spark.tables.records import none_if_empty
@@ -238,7 +239,7 @@ class _Sides:
 
     def rows_of(self, frame: DataFrame) -> dict[str, dict[str, Any]]:
         """Return the rows in *frame* by record id, and remember which are marked for rereading."""
-        table = frame.select("record_id", "_reread", *(f"`{name}`" for name in self.names))
+        table = frame.select("record_id", "_reread", *map(quoted, self.names))
         rows = {}
         for row in table.toArrow().to_pylist():
             record_id = row.pop("record_id")

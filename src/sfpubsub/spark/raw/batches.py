@@ -205,7 +205,7 @@ class RawBatches:
         if self._lineage is not None and version is not None:
             return self._lineage.at(version)
         if self._table.in_catalog:
-            return self._spark.read.table(self._table.address)
+            return self._spark.read.table(self._table.in_sql)
         return self._spark.read.format(self._table.format).load(self._table.url)
 
     @contextmanager

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Destination
-from sfpubsub.spark.raw.frames import column_definitions, sql_text
+from sfpubsub.spark.raw.frames import column_definitions
 from sfpubsub.spark.raw.layout import PARTITION, STORED
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
 from sfpubsub.spark.raw.sources import Source
@@ -27,6 +27,7 @@ from sfpubsub.spark.raw.state import APPLICATION, State
 from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, active_session, first_line
+from sfpubsub.spark.runtime.sql import quoted, sql_text
 
 
 class DeltaTable(LoggedTable):
@@ -114,7 +115,7 @@ class DeltaTable(LoggedTable):
         begin with ``delta.``.
         """
         if not all(key.startswith("delta.") for key in self._properties):
-            name = f"delta.{_quoted(self._url)}"
+            name = quoted("delta", self._url)
             self._spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({self._pairs})")
 
     @property
@@ -247,10 +248,6 @@ def transaction_number(spark: SparkSession, snapshot: Any, application: str) -> 
                 return int(transaction.version())
     number = snapshot.transactions().get(application)
     return int(number.get()) if number.isDefined() else 0
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _commit_info(lines: Iterator[str]) -> dict[str, Any]:

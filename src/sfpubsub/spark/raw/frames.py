@@ -11,8 +11,9 @@ from __future__ import annotations
 import inspect
 import re
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,12 +21,13 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from sfpubsub.spark.raw.paths import file_url
 from sfpubsub.spark.raw.schema import COMMENTS
 from sfpubsub.spark.raw.table import StoredRow
 from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.runtime.sql import quoted, sql_text
 
 # Average size of the rows in one task on a cluster, in bytes. Spark rejects tasks above 128 MiB
 # (spark.rpc.message.maxSize); the margin allows for rows of different sizes.
@@ -77,21 +79,52 @@ def columns_that_differ(found: StructType, wanted: pa.Schema) -> list[str]:
 def column_definitions(columns: pa.Schema) -> str:
     """Return the columns as SQL column definitions, with comments."""
     return ", ".join(
-        f"`{field.name}` {field.dataType.simpleString()} COMMENT "
+        f"{quoted(field.name)} {sql_type(field.dataType)} COMMENT "
         f"{sql_text(field.metadata.get('comment', ''))}"
         for field in spark_schema(columns)
     )
 
 
-def sql_text(text: str) -> str:
-    """Return *text* as an SQL string literal."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def sql_type(kind: DataType) -> str:
+    """Return a type in SQL. Unlike in `simpleString`, names of struct fields are quoted."""
+    if isinstance(kind, StructType):
+        fields = (f"{quoted(field.name)}: {sql_type(field.dataType)}" for field in kind)
+        return f"STRUCT<{', '.join(fields)}>"
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{sql_type(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"MAP<{sql_type(kind.keyType)}, {sql_type(kind.valueType)}>"
+    return str(kind.simpleString())
+
+
+def mapped(
+    rows: DataFrame,
+    columns: Sequence[str],
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    output: pa.Schema,
+) -> DataFrame:
+    """Apply a function to columns of a DataFrame with `mapInArrow`, whatever the columns' names.
+
+    `mapInArrow` itself looks up columns by their unquoted names, so they are given others for it.
+    """
+    given = (f"{quoted(name)} AS c{number}" for number, name in enumerate(columns))
+    return rows.selectExpr(*given).mapInArrow(
+        partial(_mapped, function=function, columns=list(columns)), spark_schema(output)
+    )
+
+
+def _mapped(
+    batches: Iterator[pa.RecordBatch],
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    columns: list[str],
+) -> Iterator[pa.RecordBatch]:
+    return function(pa.RecordBatch.from_arrays(each.columns, columns) for each in batches)
 
 
 def with_comments(rows: DataFrame) -> DataFrame:
     """Add the comments in `COMMENTS` to the columns."""
     return rows.select(
-        [f.col(n).alias(n, metadata={"comment": COMMENTS.get(n, "")}) for n in rows.columns]
+        [f.col(quoted(n)).alias(n, metadata={"comment": COMMENTS.get(n, "")}) for n in rows.columns]
     )
 
 

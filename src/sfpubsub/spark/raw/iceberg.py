@@ -89,7 +89,7 @@ class IcebergTable(LoggedTable):
         if place.in_catalog:
             check_catalog(self._spark, place)
         self._jvm: Any = self._spark._jvm
-        self._address = place.url
+        self._address = place.in_sql if place.in_catalog else place.url
         self._newest: str | None = None
         """Attempt id of the state on which the next transaction builds."""
 

@@ -132,7 +132,7 @@ class IcebergLineage(Lineage):
         session = self._spark._jsparkSession
         if self._place.in_catalog:
             spark = jvm.org.apache.iceberg.spark
-            table = spark.Spark3Util.loadIcebergTable(session, self._place.address)
+            table = spark.Spark3Util.loadIcebergTable(session, self._place.in_sql)
         else:
             configuration = session.sessionState().newHadoopConf()
             table = jvm.org.apache.iceberg.hadoop.HadoopTables(configuration).load(self._place.url)

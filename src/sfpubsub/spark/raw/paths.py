@@ -15,6 +15,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.runtime.sql import quoted
 
 What = Literal["table", "schema"]
 Kind = Literal["directory", "url", "name"]
@@ -99,7 +100,7 @@ class Location:
     @property
     def in_sql(self) -> str:
         """The name in the catalog, quoted for SQL."""
-        return ".".join(f"`{part}`" for part in self.address.split("."))
+        return quoted(*self.address.split("."))
 
     def __str__(self) -> str:
         return self.address

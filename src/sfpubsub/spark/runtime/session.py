@@ -27,6 +27,7 @@ from sfpubsub.spark.runtime.java import find_java_home
 from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.process import Process
 from sfpubsub.spark.runtime.runtimes import check_session, session_settings
+from sfpubsub.spark.runtime.sql import READING
 
 # One core writes, because a batch is one file. The other core is for the driver's own work.
 DEFAULT_MASTER = "local[2]"
@@ -249,6 +250,7 @@ def _stop(spark: SparkSession) -> None:
 _OWN = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
+    **READING,
 }
 
 

@@ -22,7 +22,8 @@ from pyspark.sql import functions as f
 
 from sfpubsub.avro.columns import paths_of
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.raw.frames import mapped, spark_schema, sql_type
+from sfpubsub.spark.runtime.sql import quoted
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME
 from sfpubsub.spark.tables.folding import (
     CHANGES,
@@ -215,9 +216,8 @@ class _Object:
         folding = Folding(self._fields, self._types, self.about_all, with_versions)
         rows = self._changes().unionByName(self._before()).repartition("record_id")
         rows = rows.sortWithinPartitions("record_id", "_is_change", "_ingest_seq")
-        folded = rows.select(folding.input.names).mapInArrow(
-            partial(fold_rows, folding=folding), spark_schema(folding.output)
-        )
+        function = partial(fold_rows, folding=folding)
+        folded = mapped(rows, folding.input.names, function, folding.output)
         self.folded = folded.persist()
         return self.folded
 
@@ -242,7 +242,7 @@ class _Object:
         one = self.rows.where("change_type <> 'GAP_OVERFLOW'")
         one = one.selectExpr("*", "explode(record_ids) AS record_id")
         return one.where("NOT endswith(record_id, '*')").selectExpr(
-            *_quoted(_RECORD_ID.names + self._types.names),
+            *map(quoted, _RECORD_ID.names + self._types.names),
             *(f"{name.removeprefix('_')} AS {name}" for name in _TAKEN),
             *_nulls(name for name in FLAGS.names if name not in _TAKEN),
             "true AS _is_change",
@@ -273,16 +273,12 @@ class _Object:
 
     @property
     def _columns(self) -> list[str]:
-        return _quoted(_RECORD_ID.names + self._types.names + FLAGS.names)
+        return list(map(quoted, _RECORD_ID.names + self._types.names + FLAGS.names))
 
     def _current_rows(self, how: str) -> DataFrame:
         ids = self.rows.where("change_type <> 'GAP_OVERFLOW'")
         ids = ids.selectExpr("explode(record_ids) AS record_id").distinct()
         return self.current.read().join(f.broadcast(ids), "record_id", how)
-
-
-def _quoted(names: Iterable[str]) -> list[str]:
-    return [f"`{name}`" for name in names]
 
 
 def _nulls(names: Iterable[str]) -> list[str]:
@@ -292,7 +288,7 @@ def _nulls(names: Iterable[str]) -> list[str]:
     it creates them one by one.
     """
     kinds = {field.name: field.dataType for field in spark_schema(pa.schema([*FLAGS, *CHANGES]))}
-    return [f"CAST(NULL AS {kinds[name].simpleString()}) AS {name}" for name in names]
+    return [f"CAST(NULL AS {sql_type(kinds[name])}) AS {quoted(name)}" for name in names]
 
 
 def about_all_of(rows: Sequence[DataFrame]) -> list[list[ObjectCue]]:

@@ -27,10 +27,11 @@ from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from sfpubsub.durable import sync
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.delta import transaction_number
-from sfpubsub.spark.raw.frames import spark_schema, sql_text
+from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
 from sfpubsub.spark.runtime.session import active_session, frame_of_rows
+from sfpubsub.spark.runtime.sql import quoted, sql_text
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import Place, TargetTable
 
@@ -176,7 +177,7 @@ class DeltaTargetTable(LoggedTargetTable):
             if facts is not None and dict(facts) != self.facts():
                 self._spark.sql(
                     f"ALTER TABLE {self._in_sql} SET TBLPROPERTIES "
-                    f"('{_FACTS}' = {sql_text(json.dumps(dict(facts)))})"
+                    f"({sql_text(_FACTS)} = {sql_text(json.dumps(dict(facts)))})"
                 )
 
     def append(self, files: Sequence[bytes], step: int) -> bool:
@@ -209,12 +210,12 @@ class DeltaTargetTable(LoggedTargetTable):
         replaced: Sequence[str] | None = None,
     ) -> None:
         """See `TargetTable`."""
-        condition = " AND ".join(f"t.`{name}` = s.`{name}`" for name in on)
+        condition = " AND ".join(f"{quoted('t', name)} = {quoted('s', name)}" for name in on)
         values, new = self._java("java.util.HashMap")(), self._java("java.util.HashMap")()
         for name in source.columns:
-            values[f"`{name}`"] = f"s.`{name}`"
+            values[quoted(name)] = quoted("s", name)
         for name in replaced or source.columns:
-            new[f"`{name}`"] = f"s.`{name}`"
+            new[quoted(name)] = quoted("s", name)
         with self._errors("was not changed"), self._numbered(step):
             merging = self._table().alias("t").merge(source._jdf.alias("s"), condition)
             merging = merging.whenMatched().updateExpr(new)
@@ -259,8 +260,10 @@ class DeltaTargetTable(LoggedTargetTable):
             empty.create()
         else:
             made = self._java(_TABLE).createIfNotExists(self._java_session)
-            # In Hadoop's form; otherwise Delta treats it as a different location.
-            made = made.location(self._java(_PATH)(self._address).toString())
+            # In Hadoop's form; otherwise Delta treats it as a different location. With the location
+            # alone, Delta would put it into a name without quoting it.
+            path = str(self._java(_PATH)(self._address).toString())
+            made = made.tableName(quoted("delta", path)).location(path)
             for key, value in properties.items():
                 made = made.property(key, value)
             made.addColumns(self._java_session.parseDataType(schema.json())).execute()
@@ -360,7 +363,7 @@ class DeltaTargetTable(LoggedTargetTable):
 
     @property
     def _in_sql(self) -> str:
-        return self._address if self._in_catalog else f"delta.`{self._address}`"
+        return self._address if self._in_catalog else quoted("delta", self._address)
 
     def _is_there(self) -> bool:
         if self._in_catalog:

@@ -30,9 +30,9 @@ from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.errors import LocalProtocolError, WriteError
 from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_of
-from sfpubsub.spark.raw.frames import sql_text
 from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
+from sfpubsub.spark.runtime.sql import sql_text
 from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.current import RecordTables
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded, decode

@@ -34,6 +34,7 @@ from sfpubsub.spark.raw.iceberg import (
 )
 from sfpubsub.spark.runtime.runtimes import check_session
 from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.runtime.sql import quoted
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import DISTINCT, UNORDERED, Place, TargetTable
 
@@ -147,10 +148,12 @@ class IcebergTargetTable(LoggedTargetTable):
         replaced: Sequence[str] | None = None,
     ) -> None:
         """See `TargetTable`."""
-        condition = " AND ".join(f"t.`{column}` = s.`{column}`" for column in on)
-        new = ", ".join(f"t.`{column}` = s.`{column}`" for column in replaced or source.columns)
-        columns = ", ".join(f"`{column}`" for column in source.columns)
-        values = ", ".join(f"s.`{column}`" for column in source.columns)
+        condition = " AND ".join(f"{quoted('t', name)} = {quoted('s', name)}" for name in on)
+        new = ", ".join(
+            f"{quoted('t', name)} = {quoted('s', name)}" for name in replaced or source.columns
+        )
+        columns = ", ".join(map(quoted, source.columns))
+        values = ", ".join(quoted("s", name) for name in source.columns)
         with self._errors("was not changed"), self._named(source) as name:
             statement = (
                 f"MERGE INTO {self._in_sql} t USING {name} s ON {condition} "  # noqa: S608
@@ -161,7 +164,7 @@ class IcebergTargetTable(LoggedTargetTable):
 
     def insert(self, source: DataFrame, step: int) -> None:
         """See `TargetTable`."""
-        columns = ", ".join(f"`{column}`" for column in source.columns)
+        columns = ", ".join(map(quoted, source.columns))
         with self._errors("was not written"), self._named(source) as name:
             statement = (
                 f"INSERT INTO {self._in_sql} ({columns}) "  # noqa: S608
@@ -303,7 +306,7 @@ class IcebergTargetTable(LoggedTargetTable):
         place = self._target.place
         if place.in_catalog:
             return self._address
-        return f"{_CATALOG}.`{place.address.rpartition('/')[2]}`.`{self.name}`"
+        return quoted(_CATALOG, place.address.rpartition("/")[2], self.name)
 
     def _operations(self) -> Any:
         operations = self._table().operations()

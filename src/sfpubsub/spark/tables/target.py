@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.paths import Location, locate
+from sfpubsub.spark.runtime.sql import quoted
 
 FORMATS = ("delta", "iceberg")
 """Formats of derived tables: those whose rows can be replaced."""
@@ -55,7 +56,7 @@ class Place(Location):
     def of(self, name: str) -> str:
         """Return the address of a table for Spark: a URL, or its quoted name in the catalog."""
         if self.in_catalog:
-            return f"{self.in_sql}.`{name}`"
+            return quoted(*self.address.split("."), name)
         return f"{self.url}/{name}"
 
 
