@@ -6,13 +6,18 @@ fsync of the source and target directories. POSIX file systems only.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 # On macOS, fsync leaves data in the drive's cache, and this command flushes it. None elsewhere.
 _FULL_FSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+
+# On Linux, this call flushes one file system. None elsewhere.
+_SYNCFS = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 
 
 def sync(path: Path) -> None:
@@ -40,6 +45,51 @@ def sync_directory_and_files(directory: Path) -> None:
     for entry in sorted(directory.iterdir()):
         sync(entry)
     sync(directory)
+
+
+def sync_files(files: Iterable[Path], root: Path) -> None:
+    """Flush files, and the entries of the directories that lead to them from a directory.
+
+    Args:
+        files: The files. Those that do not exist are left out.
+        root: A directory, which is flushed too. For a file outside of it, only the file's own
+            directory is flushed.
+
+    Raises:
+        OSError: A file could not be opened or flushed.
+    """
+    directories = {root}
+    for file in files:
+        try:
+            sync(file)
+        except FileNotFoundError:
+            continue
+        for parent in file.parents:
+            if parent in directories:
+                break
+            directories.add(parent)
+            if not parent.is_relative_to(root):
+                break
+    for directory in sorted(directories, key=lambda each: len(each.parts), reverse=True):
+        sync(directory)
+
+
+def sync_file_system(path: Path) -> None:
+    """Flush everything in the file system that contains *path*.
+
+    Raises:
+        OSError: *path* could not be opened, or not everything could be flushed.
+    """
+    if _SYNCFS is None:
+        os.sync()
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if _SYNCFS(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), os.fspath(path))
+    finally:
+        os.close(descriptor)
 
 
 def make_directory(path: Path, *, mode: int = 0o777) -> None:

@@ -9,7 +9,6 @@ commit and resumes a week later.
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from abc import abstractmethod
@@ -28,6 +27,7 @@ from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.flushing import Flusher
 from sfpubsub.spark.raw.frames import (
     columns_that_differ,
     frame_of,
@@ -91,6 +91,7 @@ class LoggedTable(RawTable):
         if place.local is None and not place.in_catalog:
             check_file_system(spark, place.address)
         self._spark = own_session(spark)
+        self._flusher = None if place.local is None else Flusher(place.format, place.local)
 
     @property
     def _known(self) -> State:
@@ -285,8 +286,7 @@ class LoggedTable(RawTable):
     def _commit(self, rows: pa.Table | None, state: State) -> None:
         """Commit *rows* durably, and verify that the commit is in the table.
 
-        *state* becomes the current state. If the table is on a local path, all file systems are
-        flushed to disk.
+        *state* becomes the current state.
         """
         empty = rows is None
         with frame_of(
@@ -295,10 +295,9 @@ class LoggedTable(RawTable):
             scratch=self._scratch(),
         ) as frame:
             self._write(frame, state, empty=empty)
-        if self.place.local is not None:
-            # Spark does not flush, but acked events must survive a power loss. Only the format
-            # knows which files are new, so flush everything.
-            os.sync()
+        if self._flusher is not None and self.place.local is not None:
+            # Spark does not flush, but acked events must survive a power loss.
+            self._flusher.flush([self.place.local])
         self._state = state
 
     def _scratch(self) -> Path | None:

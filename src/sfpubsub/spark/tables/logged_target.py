@@ -11,6 +11,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from threading import RLock
 from typing import Any
 
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.raw.flushing import Flusher
 from sfpubsub.spark.raw.lease import Lease
 from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.runtimes import check_file_system
@@ -61,7 +63,9 @@ class LoggedTarget(Target):
         self._lock = RLock()
         """Guards the opened tables, and the session's settings while they are changed."""
         self._lease: Lease | None = None
+        self._flusher: Flusher | None = None
         if place.local is not None:
+            self._flusher = Flusher(place.format, place.local)
             try:
                 make_directory(place.local)
             except OSError as error:
@@ -86,9 +90,15 @@ class LoggedTarget(Target):
 
     def finish(self, step: int) -> None:
         """See `Target`. Flush local files; elsewhere, each transaction is already durable."""
-        if self.place.local is not None:
-            # Spark does not flush, and only the format knows which files are new.
-            os.sync()
+        if self._flusher is None:
+            return
+        try:
+            self._flusher.flush(self._directories())
+        except OSError as error:
+            raise WriteError(
+                f"step {step} of {self.place} was not flushed to the disk ({error}): fix the "
+                f"problem and restart to complete the step"
+            ) from error
 
     def close(self) -> None:
         """See `Target`."""
@@ -122,12 +132,17 @@ class LoggedTarget(Target):
         except ConfigurationError:
             return False
 
+    def _directories(self) -> list[Path]:
+        """Return the directories in a local target, which may be tables."""
+        local = self.place.local
+        return [] if local is None else [Path(each) for each in os.scandir(local) if each.is_dir()]
+
     def _listed(self) -> list[str]:
         if self.place.in_catalog:
             rows = self.spark.sql(f"SHOW TABLES IN {self.place.in_sql}").collect()
             return [str(row["tableName"]) for row in rows]
         if self.place.local is not None:
-            return [entry.name for entry in os.scandir(self.place.local) if entry.is_dir()]
+            return [entry.name for entry in self._directories()]
         jvm: Any = self.spark._jvm
         path = jvm.org.apache.hadoop.fs.Path(self.place.address)
         files = path.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
