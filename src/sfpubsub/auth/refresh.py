@@ -64,7 +64,7 @@ class RefreshToken(OAuthLogin):
         path = default_path(self._login_host, client_id, self._fields["refresh_token"])
         if token_file:
             path = Path(token_file).expanduser()
-        self.token_file = None if token_file == NO_FILE else TokenFile(path)
+        self.token_file: TokenFile | None = None if token_file == NO_FILE else TokenFile(path)
         """The file with the newest token; None if it is stored nowhere."""
         self._refreshing = threading.Lock()  # guards the fields below
         self._family: TokenFamily | None = None
