@@ -53,7 +53,7 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         # A rename would replace a link instead of the file that it names.
-        self.path = Path(os.path.realpath(path))
+        self.path: Path = Path(os.path.realpath(path))
 
     @contextmanager
     def locked(self, stop: threading.Event) -> Iterator[None]:
