@@ -33,8 +33,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 with contextlib.suppress(ModuleNotFoundError):  # not installed in Iceberg's environment
     import hypothesis
 
-    # No deadline, because an example may be slow on a busy machine.
-    hypothesis.settings.register_profile("sfpubsub", deadline=None)
+    # Neither a deadline nor a limit for making examples: both are slow on a busy machine.
+    hypothesis.settings.register_profile(
+        "sfpubsub", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
     hypothesis.settings.load_profile("sfpubsub")
 
 
