@@ -33,10 +33,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 with contextlib.suppress(ModuleNotFoundError):  # not installed in Iceberg's environment
     import hypothesis
 
-    # Neither a deadline nor a limit for making examples: both are slow on a busy machine.
-    hypothesis.settings.register_profile(
-        "sfpubsub", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-    )
+    # No deadline, because an example may be slow on a busy machine.
+    hypothesis.settings.register_profile("sfpubsub", deadline=None)
     hypothesis.settings.load_profile("sfpubsub")
 
 
