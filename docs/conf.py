@@ -50,6 +50,7 @@ html_theme_options = {"navigation_with_keys": True}
 default_role = "py:obj"
 nitpick_ignore = [
     # Of the inside: named by signatures, and nothing that a caller makes or looks into.
+    ("py:class", "sfpubsub.auth.token_file.TokenFile"),
     ("py:class", "sfpubsub.protocol.commands.OpenPublish"),
     ("py:class", "sfpubsub.protocol.events.Failure"),
     ("py:class", "sfpubsub.protocol.events.Response"),
