@@ -265,8 +265,10 @@ class Renaming(Transport):
         def renamed(message):
             if not isinstance(message, Response):
                 return message
+            # Once only: with an old grpcio, `read` calls `receive`.
             found = [
-                event._replace(schema_id=event.schema_id + self._suffix) for event in message.events
+                event._replace(schema_id=event.schema_id.removesuffix(self._suffix) + self._suffix)
+                for event in message.events
             ]
             return message._replace(events=tuple(found))
 

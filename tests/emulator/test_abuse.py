@@ -121,7 +121,7 @@ def test_messages_with_random_values_get_a_specific_status(emulator):
                 if depth < 3:
                     holder = getattr(message, field.name)
                     for _ in range(dice.randrange(3)):
-                        fill(holder.add() if field.is_repeated else holder, depth + 1)
+                        fill(holder.add() if hasattr(holder, "add") else holder, depth + 1)
             elif field.type == field.TYPE_STRING:
                 setattr(message, field.name, dice.choice(texts))
             elif field.type == field.TYPE_BYTES:

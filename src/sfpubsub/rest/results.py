@@ -125,8 +125,8 @@ def _page(
     count = answer.headers.get("sforce-numberofrecords", "")
     if not (count.isascii() and count.isdigit()):
         # Without it, a complete result set cannot be distinguished from a page whose headers were
-        # removed on the way.
-        raise RemoteProtocolError(
+        # removed on the way, or ended with a broken connection. The latter is retried.
+        raise StreamUnavailableError(
             f"{answer.host} returned results without Sforce-NumberOfRecords: check whether a "
             f"proxy removes headers"
         )
