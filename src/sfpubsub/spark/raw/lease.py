@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sfpubsub.errors import ConfigurationError, WriteError
-from sfpubsub.spark.runtime.process import Process
+from sfpubsub.spark.runtime.process import JVM_ENDED, Process
 
 LEASE_NAME = "_lease"
 
@@ -56,7 +56,7 @@ class Lease:
         jvm = Process.of(jvm_pid)
         own = Process.of(os.getpid())
         if jvm is None or own is None:
-            raise WriteError(f"the Spark JVM (pid {jvm_pid}) has exited: restart the job")
+            raise WriteError(f"{JVM_ENDED} (pid {jvm_pid})")
         deadline = time.monotonic() + patience
         descriptor = os.open(table / LEASE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         with ExitStack() as unless_done:
@@ -74,7 +74,7 @@ class Lease:
             WriteError: The JVM has exited.
         """
         if not self._jvm.alive():
-            raise WriteError(f"the Spark JVM (pid {self._jvm.pid}) has exited: restart the job")
+            raise WriteError(f"{JVM_ENDED} (pid {self._jvm.pid})")
 
     def release(self) -> None:
         """Release the lease immediately. Call it only if no write is in progress."""

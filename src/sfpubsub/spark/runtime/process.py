@@ -7,6 +7,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+# What is said whenever Spark's JVM is gone, whether a call, a lease or a new writer notices first.
+JVM_ENDED = "Spark's Java process has ended, killed or out of memory: start again"
+
 
 @dataclass(frozen=True)
 class Process:

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.runtime.java import find_java_home
 from sfpubsub.spark.runtime.java_classes import java_class
-from sfpubsub.spark.runtime.process import Process
+from sfpubsub.spark.runtime.process import JVM_ENDED, Process
 from sfpubsub.spark.runtime.runtimes import check_session, session_settings
 from sfpubsub.spark.runtime.sql import READING
 
@@ -196,7 +196,7 @@ def first_line(error: BaseException) -> str:
     # without an answer is a plain Py4JError without one.
     is_unanswered = type(error) is Py4JError and "Trace:" not in str(error)
     if is_unanswered or isinstance(error, (Py4JNetworkError, ConnectionError, EOFError)):
-        return f"Spark's Java process has ended, killed or out of memory: start again ({text})"
+        return f"{JVM_ENDED} ({text})"
     return text
 
 
@@ -281,5 +281,5 @@ def jvm_of(spark: SparkSession) -> Process:
     pid = int(jvm.java.lang.ProcessHandle.current().pid())
     process = Process.of(pid)
     if process is None:
-        raise WriteError(f"the Spark JVM (pid {pid}) has exited: restart the job")
+        raise WriteError(f"{JVM_ENDED} (pid {pid})")
     return process
