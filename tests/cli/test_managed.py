@@ -252,7 +252,7 @@ def test_commands_of_the_managed_subscriptions_page_run(emulator, capsys):
         (["create", NEW, "--topic", "/event/Nothing__e"], {}, 1, "topicName"),
         (["create", NAME, "--topic", TOPIC], {}, 1, "already"),
         (["create", NEW], {}, 2, "--topic"),
-        (["create", NEW, "--topic", TOPIC, "--default-replay", "custom"], {}, 2, "earliest"),
+        (["create", NEW, "--topic", TOPIC, "--default-replay", "custom"], {}, 2, "not one of"),
         (["update", NAME], {}, 2, "--label"),
         (["stop", "Nobody", "--yes"], {}, 1, "no managed subscription"),
         (["list"], {"SFPUBSUB_ACCESS_TOKEN": "00DSB0000000001!x"}, 3, "access token"),
