@@ -18,7 +18,7 @@ import pytest
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw import lease as leases
 from sfpubsub.spark.raw.lease import Lease
-from sfpubsub.spark.runtime.process import Process
+from sfpubsub.spark.runtime.process import Process, check_jvm, running_jvm
 
 HOLDER = """
 import sys
@@ -152,15 +152,17 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch):
 
 
 def test_a_dead_jvm_is_detected(tmp_path: Path, jvm):
-    """`acquire` and `check` raise an error if the writer's own JVM has exited."""
-    lease = Lease.acquire(tmp_path, jvm.pid)
-    lease.check()
+    """A check and a new lease say the same if the JVM has exited: which one notices first is
+    chance.
+    """
+    process = running_jvm(jvm.pid)
+    check_jvm(process)
     jvm.kill()
     jvm.wait()
-    with pytest.raises(WriteError, match=f"Java process has ended.*pid {jvm.pid}"):
-        lease.check()
-    lease.release()
-    with pytest.raises(WriteError, match="Java process has ended"):
+    ended = rf"^Spark's Java process has ended.*start again \(pid {jvm.pid}\)$"
+    with pytest.raises(WriteError, match=ended):
+        check_jvm(process)
+    with pytest.raises(WriteError, match=ended):
         Lease.acquire(tmp_path, jvm.pid)
 
 

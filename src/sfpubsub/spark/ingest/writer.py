@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError, WriteError
+from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError
 from sfpubsub.spark.ingest.dedupe import Conflict
 from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW, DEFAULT_WINDOW_KEYS, KeyWindow
 from sfpubsub.spark.ingest.known_events import KnownEvents
@@ -38,6 +38,7 @@ from sfpubsub.spark.raw.schema import check_rows, of_org, renumbered, schemas_in
 from sfpubsub.spark.raw.sidecar_paths import CONFLICTS_NAME
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.table import RawTable
+from sfpubsub.spark.runtime.process import check_jvm
 from sfpubsub.spark.runtime.session import jvm_of
 from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.types import Gap, ReplayId
@@ -351,13 +352,8 @@ class EventWriter:
             self._table.move({name: position})
 
     def check(self) -> None:
-        """Check that Spark's JVM is still alive. This is cheap, because it does not call the JVM.
-
-        Raises:
-            WriteError: Spark's JVM has exited.
-        """
-        if not self._jvm.alive():
-            raise WriteError(f"the Spark JVM (pid {self._jvm.pid}) has exited: restart the job")
+        """Check that Spark's JVM is still alive; see `check_jvm`."""
+        check_jvm(self._jvm)
 
     def record_time(self, process_time: int) -> None:
         """Record the service's time, to check this machine's clock against it. Thread-safe.

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from sfpubsub.errors import ConfigurationError, WriteError
-from sfpubsub.spark.runtime.process import JVM_ENDED, Process
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.runtime.process import Process, running_jvm
 
 LEASE_NAME = "_lease"
 
@@ -35,9 +35,8 @@ _RECORD_SIZE = 512
 class Lease:
     """The right to write to one table. Create it with `acquire`. Not thread-safe."""
 
-    def __init__(self, descriptor: int, jvm: Process) -> None:
+    def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
-        self._jvm = jvm
 
     @classmethod
     def acquire(cls, table: Path, jvm_pid: int, *, patience: float = PATIENCE) -> Lease:
@@ -53,10 +52,8 @@ class Lease:
                 exit in time, or the file system does not support locks.
             WriteError: The JVM *jvm_pid* has exited.
         """
-        jvm = Process.of(jvm_pid)
+        jvm = running_jvm(jvm_pid)
         own = Process.of(os.getpid())
-        if jvm is None or own is None:
-            raise WriteError(f"{JVM_ENDED} (pid {jvm_pid})")
         deadline = time.monotonic() + patience
         descriptor = os.open(table / LEASE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         with ExitStack() as unless_done:
@@ -65,16 +62,7 @@ class Lease:
             _await_jvm(descriptor, table, deadline, own=jvm)
             _record(descriptor, python=own, jvm=jvm)
             unless_done.pop_all()
-        return cls(descriptor, jvm)
-
-    def check(self) -> None:
-        """Check that the JVM is alive.
-
-        Raises:
-            WriteError: The JVM has exited.
-        """
-        if not self._jvm.alive():
-            raise WriteError(f"{JVM_ENDED} (pid {self._jvm.pid})")
+        return cls(descriptor)
 
     def release(self) -> None:
         """Release the lease immediately. Call it only if no write is in progress."""

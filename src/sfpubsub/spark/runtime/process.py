@@ -7,8 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-# What is said whenever Spark's JVM is gone, whether a call, a lease or a new writer notices first.
-JVM_ENDED = "Spark's Java process has ended, killed or out of memory: start again"
+from sfpubsub.errors import WriteError
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,33 @@ class Process:
     def alive(self) -> bool:
         """Return whether the process is still running. A zombie does not count as running."""
         return _started(self.pid) == self.started
+
+
+def jvm_ended(detail: str) -> str:
+    """Return what an error says whenever Spark's JVM is gone, whoever notices it first."""
+    return f"Spark's Java process has ended, killed or out of memory: start again ({detail})"
+
+
+def running_jvm(pid: int) -> Process:
+    """Return the process of the JVM *pid*.
+
+    Raises:
+        WriteError: It has exited.
+    """
+    process = Process.of(pid)
+    if process is None:
+        raise WriteError(jvm_ended(f"pid {pid}"))
+    return process
+
+
+def check_jvm(jvm: Process) -> None:
+    """Check that a JVM is still alive. This is cheap, because it does not call the JVM.
+
+    Raises:
+        WriteError: It has exited.
+    """
+    if not jvm.alive():
+        raise WriteError(jvm_ended(f"pid {jvm.pid}"))
 
 
 def _started(pid: int) -> str | None:

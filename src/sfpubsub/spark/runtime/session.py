@@ -22,10 +22,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.runtime.java import find_java_home
 from sfpubsub.spark.runtime.java_classes import java_class
-from sfpubsub.spark.runtime.process import JVM_ENDED, Process
+from sfpubsub.spark.runtime.process import Process, jvm_ended, running_jvm
 from sfpubsub.spark.runtime.runtimes import check_session, session_settings
 from sfpubsub.spark.runtime.sql import READING
 
@@ -196,7 +196,7 @@ def first_line(error: BaseException) -> str:
     # without an answer is a plain Py4JError without one.
     is_unanswered = type(error) is Py4JError and "Trace:" not in str(error)
     if is_unanswered or isinstance(error, (Py4JNetworkError, ConnectionError, EOFError)):
-        return f"{JVM_ENDED} ({text})"
+        return jvm_ended(text)
     return text
 
 
@@ -278,8 +278,4 @@ def jvm_of(spark: SparkSession) -> Process:
         ) from error
     if jvm is None:
         raise ConfigurationError("the Spark session has been stopped: start another one")
-    pid = int(jvm.java.lang.ProcessHandle.current().pid())
-    process = Process.of(pid)
-    if process is None:
-        raise WriteError(f"{JVM_ENDED} (pid {pid})")
-    return process
+    return running_jvm(int(jvm.java.lang.ProcessHandle.current().pid()))
