@@ -439,7 +439,7 @@ def test_jvm_crash_ends_an_idle_job(tmp_path: Path):
     """
     idle = run("[kill_jvm]", "--managed", "S", "--to", str(tmp_path / "t"))
     assert idle.returncode == 1, idle.stderr
-    assert "error: the Spark JVM" in idle.stderr
+    assert "error: Spark's Java process has ended" in idle.stderr
     assert "Traceback" not in idle.stderr
 
 
