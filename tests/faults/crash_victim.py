@@ -110,7 +110,7 @@ def complete_files(table: Path) -> set[Path]:
 def _table_of(table_format: str) -> tuple[type, str]:
     """Return the table class of a format, and the name of its method that writes files."""
     if table_format == "delta":
-        return importlib.import_module("sfpubsub.spark.raw.delta").DeltaTable, "_write"
+        return importlib.import_module("sfpubsub.spark.raw.delta").DeltaTable, "_write_rows"
     if table_format == "iceberg":
         return importlib.import_module("sfpubsub.spark.raw.iceberg").IcebergTable, "_append"
     return parquet.ParquetTable, "_stage"

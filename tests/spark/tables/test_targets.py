@@ -14,12 +14,9 @@ import pytest
 from py4j.clientserver import ClientServerConnection
 
 from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.formats.delta import APPLICATION_SETTING, NUMBER_SETTING, LocalDeltaStore
 from sfpubsub.spark.tables import open_target
-from sfpubsub.spark.tables.delta_target import (
-    APPLICATION,
-    APPLICATION_SETTING,
-    NUMBER_SETTING,
-)
+from sfpubsub.spark.tables.delta_target import APPLICATION
 from sfpubsub.spark.tables.target import Place, parquet_of
 from tests.spark.conftest import TABLE_FORMAT, jobs_begun
 
@@ -60,14 +57,27 @@ def rows(*seqs: int, columns: pa.Schema = COLUMNS, **more: object) -> pa.Table:
     return pa.Table.from_pylist(found, columns)
 
 
+def _in_sql(table) -> str:
+    return table._store.in_sql if TABLE_FORMAT == "delta" else table._in_sql
+
+
 def seqs(table) -> list[int]:
     return sorted(row["ingest_seq"] for row in table.read().select("ingest_seq").collect())
 
 
+@pytest.fixture(params=["a [1] #ü", "plain"] if TABLE_FORMAT == "delta" else ["a [1] #ü"])
+def target(request, spark, tmp_path):
+    """Open a target in a directory whose name contains special characters, or, with delta-rs, in
+    one whose name does not.
+    """
+    with open_target(spark, tmp_path / request.param, TABLE_FORMAT) as opened:
+        yield opened
+
+
 @pytest.fixture
-def target(spark, tmp_path):
-    """Open a target in a directory whose name contains special characters."""
-    with open_target(spark, tmp_path / "a [1] #ü", TABLE_FORMAT) as opened:
+def fast_target(spark, tmp_path):
+    """Open a target whose tables delta-rs writes."""
+    with open_target(spark, tmp_path / "plain", TABLE_FORMAT) as opened:
         yield opened
 
 
@@ -190,7 +200,7 @@ def test_a_table_created_by_another_tool_is_not_used(spark, target):
     """A table without our properties is neither listed nor written to; a target in use cannot be
     opened again."""
     table = target.table("Mine")
-    target.spark.sql(f"CREATE TABLE {table._in_sql} (x INT) USING {TABLE_FORMAT}")
+    target.spark.sql(f"CREATE TABLE {_in_sql(table)} (x INT) USING {TABLE_FORMAT}")
     assert target.names() == []
     with pytest.raises(ConfigurationError, match="did not create"):
         table.make(COLUMNS)
@@ -241,54 +251,54 @@ def test_derived_tables_have_no_parquet_format():
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="what Delta does to write its log")
 def test_a_commit_on_a_local_path_starts_few_processes(target):
-    """Commits on a local path use our log store and checkpoint file manager.
+    """Spark's commits on a local path use our log store and checkpoint file manager.
 
     Hadoop's own would start `chmod` and `readlink` processes for each file.
     """
+    settings = target.spark.conf
+    assert settings.get("spark.delta.logStore.file.impl").endswith(".LocalLogStore")
+    manager = settings.get("spark.sql.streaming.checkpointFileManagerClass")
+    assert target.spark._jvm.java.lang.Class.forName(manager).getSimpleName() in manager
     table = target.table("Order_Event__e")
     table.make(COLUMNS)
-    table.append([parquet_of(rows(0))], 1)
+    table.insert(target.spark.createDataFrame(rows(0)), 1)
     log = target.place.local / table.name / "_delta_log"
     names = sorted(path.name for path in log.iterdir() if path.is_file())
     assert names == [f"{number:020d}.{kind}" for number in (0, 1) for kind in ("crc", "json")]
-    stores = table._log().store().getDelegate(table._log().logPath())
-    assert str(stores.logStoreImpl().getClass().getSimpleName()) == "LocalLogStore"
-    name = target.spark.conf.get("spark.sql.streaming.checkpointFileManagerClass")
-    assert target.spark._jvm.java.lang.Class.forName(name).getSimpleName() in name
 
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="the number is in Delta's own conflict check")
-def test_a_step_that_another_writer_commits_first_is_rejected(target, monkeypatch):
+def test_a_step_that_another_writer_commits_first_is_rejected(fast_target, monkeypatch):
     """If another writer commits after the step number was checked, the append fails and the rows
-    exist only once. The next append runs no Spark job."""
-    table, other = target.table("Order_Event__e"), target._open("Order_Event__e")
+    exist only once.
+    """
+    table, other = fast_target.table("Order_Event__e"), fast_target._open("Order_Event__e")
     table.make(COLUMNS)
-    put = table._put
+    number_in = LocalDeltaStore._number_in
 
-    def after_the_other(content: bytes):
-        monkeypatch.setattr(table, "_put", put)
-        other.append([parquet_of(rows(0))], 1)
-        return put(content)
+    def before_the_other(self, found):
+        number = number_in(self, found)
+        if self is table._store:
+            monkeypatch.undo()
+            other.append([parquet_of(rows(0))], 1)
+        return number
 
-    monkeypatch.setattr(table, "_put", after_the_other)
-    with pytest.raises(WriteError):
+    monkeypatch.setattr(LocalDeltaStore, "_number_in", before_the_other)
+    with pytest.raises(WriteError, match="changed by another process at the same time"):
         table.append([parquet_of(rows(0))], 1)
     assert (table.step(), seqs(table)) == (1, [0])
-    before = jobs_begun(target.spark)
     table.append([parquet_of(rows(1))], 2)
     assert table.step() == 2
-    assert jobs_begun(target.spark) == before
 
 
-@pytest.mark.skipif(TABLE_FORMAT != "delta", reason="the calls are those of Delta's transaction")
-def test_an_append_makes_few_calls_to_the_jvm(target, monkeypatch):
-    """With forty tables per step, calls would cost as much as the commits, so an append makes 16
-    calls at most.
+@pytest.mark.skipif(TABLE_FORMAT != "delta", reason="the other format has one library")
+def test_an_append_on_a_local_disk_needs_no_spark(fast_target, monkeypatch):
+    """With forty tables per step, Spark would need seconds, so an append does without its JVM.
+
+    Appends and Spark's own changes can follow each other.
     """
-    table = target.table("Order_Event__e")
+    table = fast_target.table("Order_Event__e")
     table.make(COLUMNS)
-    table.append([parquet_of(rows(0))], 1)
-    table.append([parquet_of(rows(1))], 2)
     calls, send, thread = [], ClientServerConnection.send_command, threading.get_ident()
 
     def counted(self, command):
@@ -297,8 +307,9 @@ def test_an_append_makes_few_calls_to_the_jvm(target, monkeypatch):
         return send(self, command)
 
     monkeypatch.setattr(ClientServerConnection, "send_command", counted)
-    table.append([parquet_of(rows(2))], 3)
-    assert len(calls) <= 16, calls
+    for number in (1, 2, 3):
+        assert table.append([parquet_of(rows(number - 1))], number)
+    assert calls == []
     assert not table.append([parquet_of(rows(2))], 3)
     table.delete("ingest_seq = 1", 4)
     assert not table.append([parquet_of(rows(2))], 4)
@@ -306,19 +317,48 @@ def test_an_append_makes_few_calls_to_the_jvm(target, monkeypatch):
     assert (table.step(), seqs(table)) == (5, [0, 2, 3])
 
 
+@pytest.mark.skipif(TABLE_FORMAT != "delta", reason="features of Delta")
+@pytest.mark.parametrize(
+    ("change", "is_kept"),
+    [
+        ("SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')", False),
+        ("SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')", False),
+        ("SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')", False),
+        ("ADD CONSTRAINT positive CHECK (ingest_seq >= 0)", True),
+    ],
+)
+def test_features_that_an_administrator_switched_on_are_kept(fast_target, change, is_kept):
+    """Appends go on after the table got another feature: by delta-rs if it keeps the feature, else
+    by Spark. A row that a constraint forbids is not written.
+    """
+    table = fast_target.table("Order_Event__e")
+    table.make(COLUMNS)
+    assert table.append([parquet_of(rows(0))], 1)
+    fast_target.spark.sql(f"ALTER TABLE {table._store.in_sql} {change}")
+    assert table.append([parquet_of(rows(1))], 2)
+    assert not table.append([parquet_of(rows(1))], 2)
+    assert (table._store._kept() is not None) == is_kept
+    assert (table.step(), seqs(table)) == (2, [0, 1])
+    assert fast_target._open("Order_Event__e").step() == 2
+    if is_kept:
+        with pytest.raises(WriteError, match="was not written"):
+            table.append([parquet_of(rows(-1))], 3)
+        assert (table.step(), seqs(table)) == (2, [0, 1])
+
+
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="Iceberg's metadata has the number at once")
-def test_the_first_step_into_a_new_table_runs_no_job(target):
+def test_the_first_step_into_a_new_table_runs_no_job(fast_target):
     """The first append to a new table runs no Spark job.
 
     Delta alone would run three jobs to compute the state of each new table.
     """
-    table = target.table("Order_Event__e")
+    table = fast_target.table("Order_Event__e")
     table.make(COLUMNS)
-    before = jobs_begun(target.spark)
+    before = jobs_begun(fast_target.spark)
     table.append([parquet_of(rows(0))], 1)
     assert table.step() == 1
-    assert jobs_begun(target.spark) == before
-    assert (target._open("Order_Event__e").step(), seqs(table)) == (1, [0])
+    assert jobs_begun(fast_target.spark) == before
+    assert (fast_target._open("Order_Event__e").step(), seqs(table)) == (1, [0])
 
 
 def test_the_step_number_of_one_table_is_not_used_for_another(target):

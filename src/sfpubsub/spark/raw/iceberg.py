@@ -24,10 +24,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.formats import Conflict
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.frames import with_comments
 from sfpubsub.spark.raw.layout import PARTITION
-from sfpubsub.spark.raw.logged import Conflict, LoggedTable
+from sfpubsub.spark.raw.logged import LoggedTable
 from sfpubsub.spark.raw.paths import is_object_store
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.state import State

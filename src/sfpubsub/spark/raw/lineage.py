@@ -7,11 +7,12 @@ can be detected only in the table's log, not in its rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import takewhile
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
+from sfpubsub.spark.raw.delta import delta_table
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.iceberg import ancestors
 
@@ -43,55 +44,25 @@ class DeltaLineage(Lineage):
     """The versions of a Delta table."""
 
     def __init__(self, spark: SparkSession, place: Destination) -> None:
-        self._spark = spark
-        self._place = place
-        self._url: str | None = None if place.in_catalog else place.url
+        self._store = delta_table(spark, place)
 
     def identity(self) -> str:
         """See `Lineage`."""
-        return str(self._snapshot().metadata().id())
+        return self._store.identity()
 
     def version(self) -> str:
         """See `Lineage`."""
-        return str(self._snapshot().version())
+        return str(self._store.version())
 
     def is_restored_since(self, version: str) -> bool:
         """See `Lineage`."""
-        newer = int(self.version()) - int(version)
-        if newer <= 0:
-            return False
         # The log is kept for 30 days (delta.logRetentionDuration); older commits are deleted.
-        return bool(self._history(newer).where(f.col("operation") == "RESTORE").head(1))
+        newer = takewhile(lambda each: each.version > int(version), self._store.commits())
+        return any(each.operation == "RESTORE" for each in newer)
 
     def at(self, version: str) -> DataFrame:
         """See `Lineage`."""
-        reader = self._spark.read.format("delta").option("versionAsOf", version)
-        if self._place.in_catalog:
-            return reader.table(self._place.in_sql)
-        return reader.load(self._place.url)
-
-    def _log(self) -> Any:
-        jvm: Any = self._spark._jvm
-        if self._url is None:
-            found = self._spark.sql(f"DESCRIBE DETAIL {self._place.in_sql}").collect()[0]
-            self._url = str(found["location"])
-        logs = jvm.org.apache.spark.sql.delta.DeltaLog
-        return logs.forTable(self._spark._jsparkSession, self._url)
-
-    def _snapshot(self) -> Any:
-        jvm: Any = self._spark._jvm
-        log, none = self._log(), jvm.scala.Option.empty()
-        log.update(False, none, none)
-        return log.unsafeVolatileSnapshot()
-
-    def _history(self, count: int) -> DataFrame:
-        """Return the newest *count* commits."""
-        jvm: Any = self._spark._jvm
-        java = jvm.io.delta.tables.DeltaTable
-        session = self._spark._jsparkSession
-        # By path, because `forName` takes no name with a catalog.
-        path = str(self._log().dataPath())
-        return DataFrame(java.forPath(session, path).history(count), self._spark)
+        return self._store.read(version)
 
 
 class IcebergLineage(Lineage):

@@ -13,7 +13,7 @@ import shutil
 import uuid
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import reduce
 from operator import or_
@@ -26,6 +26,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.formats import Conflict, FormatError
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.flushing import Flusher
 from sfpubsub.spark.raw.frames import (
@@ -52,10 +53,6 @@ _FENCE_TRIES = 5
 
 # Maximum number of keys collected by the driver at a time. Each takes about 50 bytes there.
 _KEYS_AT_ONCE = 1_000_000
-
-
-class Conflict(Exception):  # noqa: N818  # never leaves this package; not a user error
-    """Raised if a transaction was not committed, usually because another one came first."""
 
 
 class LoggedTable(RawTable):
@@ -231,7 +228,7 @@ class LoggedTable(RawTable):
     def _try_commit(self, rows: pa.Table | None, state: State, failed: str) -> None:
         try:
             self._commit(rows, state)
-        except (Conflict, *SPARK_ERRORS, pa.ArrowException) as error:
+        except (Conflict, FormatError, *SPARK_ERRORS, pa.ArrowException) as error:
             self._look_for_another(error)
             raise WriteError(
                 f"{failed} to {self.place} failed, so nothing was acked: {first_line(error)}"
@@ -264,7 +261,7 @@ class LoggedTable(RawTable):
     def _look_for_another(self, cause: Exception) -> None:
         try:
             found = self._load()
-        except (*SPARK_ERRORS, ConfigurationError):
+        except (FormatError, *SPARK_ERRORS, ConfigurationError):
             return  # the original error is more helpful
         if found is not None and found.writer != self._writer:
             raise self._taken_over(found) from cause
@@ -280,7 +277,7 @@ class LoggedTable(RawTable):
     def _errors(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (*SPARK_ERRORS, pa.ArrowException) as error:
+        except (FormatError, *SPARK_ERRORS, pa.ArrowException) as error:
             raise WriteError(f"{self.place} {what}: {first_line(error)}") from error
 
     def _commit(self, rows: pa.Table | None, state: State) -> None:
@@ -288,17 +285,20 @@ class LoggedTable(RawTable):
 
         *state* becomes the current state.
         """
-        empty = rows is None
-        with frame_of(
-            self._spark,
-            STORED.empty_table() if rows is None else rows,
-            scratch=self._scratch(),
-        ) as frame:
-            self._write(frame, state, empty=empty)
+        self._write_rows(rows, state)
         if self._flusher is not None and self.place.local is not None:
             # Spark does not flush, but acked events must survive a power loss.
             self._flusher.flush([self.place.local])
         self._state = state
+
+    def _write_rows(self, rows: pa.Table | None, state: State) -> None:
+        """Do what `_write` does with rows in Arrow form; None stands for no rows."""
+        with self._frame(STORED.empty_table() if rows is None else rows) as frame:
+            self._write(frame, state, empty=rows is None)
+
+    def _frame(self, rows: pa.Table) -> AbstractContextManager[DataFrame]:
+        """Return rows as a DataFrame of the table's session, valid within a ``with`` block."""
+        return frame_of(self._spark, rows, scratch=self._scratch())
 
     def _scratch(self) -> Path | None:
         if self.place.local is None:

@@ -8,6 +8,7 @@ a catalog, there is no lease: a process detects another writer when a table is n
 from __future__ import annotations
 
 import os
+import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,10 +17,11 @@ from threading import RLock
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.formats import FormatError
 from sfpubsub.spark.raw.flushing import Flusher
 from sfpubsub.spark.raw.lease import Lease
 from sfpubsub.spark.runtime.java_classes import java_class
@@ -163,21 +165,18 @@ class LoggedTargetTable(TargetTable):
     def _errors(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (*SPARK_ERRORS, pa.ArrowException) as error:
+        except (FormatError, *SPARK_ERRORS, pa.ArrowException) as error:
             raise WriteError(f"{self._address} {what}: {first_line(error)}") from error
 
-    def _check(self, step: int) -> None:
-        """Check that the table's newest step is *step*: a format may have silently skipped it.
-
-        Raises:
-            WriteError: The table is at a different step.
-        """
-        found = self.step()
-        if found != step:
-            raise WriteError(
-                f"{self._address} is at step {found}, but this process expected step {step}, so "
-                f"another process is writing to it: stop that process"
-            )
+    @contextmanager
+    def _named(self, rows: DataFrame) -> Iterator[str]:
+        """Register a DataFrame as a temporary view, and yield the name of the view."""
+        name = f"rows_{uuid.uuid4().hex}"
+        rows.createOrReplaceTempView(name)
+        try:
+            yield name
+        finally:
+            self._spark.catalog.dropTempView(name)
 
     def _java(self, name: str) -> Any:
         """Return the JVM's class with the fully qualified name *name*."""
