@@ -88,7 +88,7 @@ def test_one_of_two_writers_loses(open_store, kind, rounds):
     says that it was not made; also if the table is compacted meanwhile.
     """
     stores = [open_store(kind) for _ in range(2)]
-    ready, results = threading.Barrier(2, timeout=60), []
+    ready, results = threading.Barrier(2, timeout=300), []
 
     def write(store: DeltaStore, number: int) -> None:
         ready.wait()
@@ -104,7 +104,7 @@ def test_one_of_two_writers_loses(open_store, kind, rounds):
         if number % 100 == 2:
             open_store(kind)._spark.sql(f"OPTIMIZE {stores[0].in_sql}")
         for writer in writers:
-            writer.join(60)
+            writer.join(300)
         assert len(results) == 2 * number
         assert results[-2:].count(True) == 1, f"number {number}"
     assert (stores[0].number(), count(stores[0])) == (rounds, rounds)
