@@ -64,10 +64,11 @@ MAY_IMPORT = {
 # The subpackages ("rooms") that each one of spark/ may import; the order excludes cycles.
 SPARK_MAY_IMPORT = {
     "runtime": set(),
-    "raw": {"runtime"},
+    "formats": {"runtime"},
+    "raw": {"formats", "runtime"},
     "ingest": {"raw", "runtime"},
     "stream": {"ingest", "raw", "runtime"},
-    "tables": {"raw", "runtime"},
+    "tables": {"formats", "raw", "runtime"},
     "mirror": {"tables", "ingest", "raw", "runtime"},
 }
 

@@ -1,0 +1,1 @@
+"""What Spark and the table formats document, in the words of this package. Knows no events."""
