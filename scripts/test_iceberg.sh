@@ -12,6 +12,7 @@ if [ "$*" = --smoke ]; then
   set -- tests/spark/raw/test_iceberg.py -q -k "table_of_a_catalog or streaming_source"
 elif [ $# -eq 0 ]; then
   set -- tests/spark/raw/test_logged.py tests/spark/raw/test_iceberg.py tests/spark/test_layouts.py \
+    tests/spark/raw/test_catalogs.py tests/spark/formats \
     tests/spark/runtime/test_runtimes.py tests/spark/ingest/test_stopped_writer.py \
     tests/spark/tables/test_targets.py tests/spark/tables/test_engine.py tests/spark/tables/test_current.py
 fi

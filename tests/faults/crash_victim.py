@@ -17,6 +17,7 @@ WHO is killed: ``driver`` (this process), ``jvm`` (Spark's JVM) or ``both``.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import sys
@@ -112,7 +113,7 @@ def _table_of(table_format: str) -> tuple[type, str]:
     if table_format == "delta":
         return importlib.import_module("sfpubsub.spark.raw.delta").DeltaTable, "_write_rows"
     if table_format == "iceberg":
-        return importlib.import_module("sfpubsub.spark.raw.iceberg").IcebergTable, "_append"
+        return importlib.import_module("sfpubsub.spark.raw.iceberg").IcebergTable, "_write"
     return parquet.ParquetTable, "_stage"
 
 
@@ -156,11 +157,15 @@ def install(moment: str, killer: Killer, delay: float, table_format: str) -> Non
         _before(table, "_write", once_a_file_is_complete)
     elif table_format == "iceberg":
 
-        def unless_empty(self: Any, staged: int, state: Any, operations: Any) -> None:
-            if state.rows:
+        def unless_empty(self: Any, staged: Any, *_arguments: Any) -> None:
+            if json.loads(staged.note)["rows"]:
                 now()
 
-        _before(table, "_publish", unless_empty)
+        _before(
+            importlib.import_module("sfpubsub.spark.formats.iceberg").Iceberg,
+            "_publish",
+            unless_empty,
+        )
     else:
         _before(parquet.os, "rename", now)
 

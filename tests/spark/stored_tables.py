@@ -149,7 +149,7 @@ def _move_iceberg(table: Path) -> None:
             fastavro.writer(content, schema, records, codec=codec, metadata=about)
         sizes[file.name] = file.stat().st_size
     for file in metadata.glob("*.json"):
-        file.write_text(file.read_text().replace(old, new))
+        file.write_text(_renamed(file.read_text(), old, new))
 
 
 def _moved(value: Any, old: str, new: str) -> Any:
@@ -157,7 +157,12 @@ def _moved(value: Any, old: str, new: str) -> Any:
         return {key: _moved(each, old, new) for key, each in value.items()}
     if isinstance(value, list):
         return [_moved(each, old, new) for each in value]
-    return value.replace(old, new) if isinstance(value, str) else value
+    return _renamed(value, old, new) if isinstance(value, str) else value
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    # The location has the form file:///x, and the paths of the files file:/x.
+    return text.replace(old, new).replace(old.replace("file://", "file:"), new)
 
 
 def _pack(directory: Path, archive: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_table_of_another_tool_is_rejected(spark, open_writer, table):
     stranger = spark.range(3).write.format(TABLE_FORMAT)
     if TABLE_FORMAT == "iceberg":
         spark.range(3).writeTo("shop.db.strange").create()
-        with pytest.raises(ConfigurationError, match="not created by sfpubsub"):
+        with pytest.raises(ConfigurationError, match="not an sfpubsub table"):
             open_writer("shop.db.strange")
         return
     stranger.save(str(table))

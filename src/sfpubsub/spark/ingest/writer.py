@@ -131,13 +131,13 @@ class EventWriter:
         self._trusted = False  # whether this object's state matches the table
         self._is_closed = False
         self._busy = threading.Lock()  # held while the table may change
-        self._jvm = jvm_of(spark)
+        self._process = jvm_of(spark)
         self._lease: Lease | None = None
         place.check(self.sources)  # before anything is written to it
         with ExitStack() as unless_done:
             if place.local is not None:
                 make_table_directory(place.local)
-                self._lease = Lease.acquire(place.local, self._jvm.pid)
+                self._lease = Lease.acquire(place.local, self._process.pid)
                 unless_done.callback(self._lease.release)
             self._table = _open_table(spark, place, self.sources, table_properties, self.org_id)
             self._table.on_restored = self._note_restored
@@ -353,7 +353,7 @@ class EventWriter:
 
     def check(self) -> None:
         """Check that Spark's JVM is still alive; see `check_jvm`."""
-        check_jvm(self._jvm)
+        check_jvm(self._process)
 
     def record_time(self, process_time: int) -> None:
         """Record the service's time, to check this machine's clock against it. Thread-safe.

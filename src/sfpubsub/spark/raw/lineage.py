@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from itertools import takewhile
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.spark.raw.delta import delta_table
 from sfpubsub.spark.raw.destination import Destination
-from sfpubsub.spark.raw.iceberg import ancestors
+from sfpubsub.spark.raw.iceberg import IDENTITY, iceberg_at
+from sfpubsub.spark.raw.paths import EXACT_PATHS
+from sfpubsub.spark.runtime.session import own_session
 
 
 class Lineage(ABC):
@@ -71,23 +72,29 @@ class IcebergLineage(Lineage):
     def __init__(self, spark: SparkSession, place: Destination) -> None:
         self._spark = spark
         self._place = place
+        self._table = iceberg_at(spark if place.in_catalog else own_session(spark), place)
 
     def identity(self) -> str:
         """See `Lineage`."""
-        return str(self._metadata().uuid())
+        ours = self._table.properties().get(IDENTITY)
+        if ours is not None:
+            return ours
+        # A table of an earlier version has only Iceberg's own id, which is in its metadata.
+        reader = self._spark.read.options(**EXACT_PATHS, multiLine="true")
+        metadata = reader.schema("`table-uuid` STRING").json(self._table.metadata_file())
+        return str(metadata.collect()[0][0])
 
     def version(self) -> str:
         """See `Lineage`. A table without snapshots has the version ``0``."""
-        snapshot = self._metadata().currentSnapshot()
-        return "0" if snapshot is None else str(snapshot.snapshotId())
+        return str(self._table.history().tip or 0)
 
     def is_restored_since(self, version: str) -> bool:
         """See `Lineage`."""
-        metadata = self._metadata()
-        if any(str(snapshot.snapshotId()) == version for snapshot in ancestors(metadata)):
+        history = self._table.history()
+        if int(version) in (snapshot.id for snapshot in history.main()):
             return False
         # If the version has expired, it is unknown whether the table was rolled back.
-        return metadata.snapshot(int(version)) is not None
+        return int(version) in history.snapshots
 
     def at(self, version: str) -> DataFrame:
         """See `Lineage`."""
@@ -97,19 +104,6 @@ class IcebergLineage(Lineage):
             if self._place.in_catalog
             else reader.load(self._place.url)
         )
-
-    def _metadata(self) -> Any:
-        jvm: Any = self._spark._jvm
-        session = self._spark._jsparkSession
-        if self._place.in_catalog:
-            spark = jvm.org.apache.iceberg.spark
-            table = spark.Spark3Util.loadIcebergTable(session, self._place.in_sql)
-        else:
-            configuration = session.sessionState().newHadoopConf()
-            table = jvm.org.apache.iceberg.hadoop.HadoopTables(configuration).load(self._place.url)
-        operations = table.operations()
-        operations.refresh()
-        return operations.current()
 
 
 def lineage_of(spark: SparkSession, place: Destination) -> Lineage | None:

@@ -95,7 +95,10 @@ RUNTIMES = (
 
 # The settings that a session needs for a format, and a class whose presence shows that it has the
 # jars.
-_EXTENSIONS = {"delta": "io.delta.sql.DeltaSparkSessionExtension"}
+_EXTENSIONS = {
+    "delta": "io.delta.sql.DeltaSparkSessionExtension",
+    "iceberg": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+}
 _SETTINGS = {
     "delta": {"spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog"}
 }

@@ -24,7 +24,6 @@ from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.formats import FormatError
 from sfpubsub.spark.raw.flushing import Flusher
 from sfpubsub.spark.raw.lease import Lease
-from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.runtimes import check_file_system
 from sfpubsub.spark.runtime.session import (
     SPARK_ERRORS,
@@ -177,11 +176,3 @@ class LoggedTargetTable(TargetTable):
             yield name
         finally:
             self._spark.catalog.dropTempView(name)
-
-    def _java(self, name: str) -> Any:
-        """Return the JVM's class with the fully qualified name *name*."""
-        return java_class(self._spark, name)
-
-    @property
-    def _java_session(self) -> Any:
-        return self._spark._jsparkSession
