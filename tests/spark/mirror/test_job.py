@@ -27,8 +27,10 @@ from sfpubsub.spark.mirror.mirrored_object import MirroredObject
 from sfpubsub.spark.mirror.notes import Merge
 from sfpubsub.spark.mirror.status import ObjectStatus
 from sfpubsub.spark.mirror.tables import MirrorTables
+from sfpubsub.spark.mirror.verifying import Verification
 from tests.conftest import until
 from tests.faults.storm_org import seed_of
+from tests.rest.support import reader_of
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.mirror.mirror_world import PATIENCE, World
 from tests.spark.object_store import ObjectStore
@@ -142,8 +144,9 @@ def test_more_entries_than_the_queue_holds_become_one_read(
 
 def test_archived_records_are_not_suspected_by_a_sweep(world: World):
     """A sweep, a comparison of all ids, finds archived records, which only queryAll returns, so it
-    asks for no read of them, and they stay in the table. So do those that are reread by id,
-    although the org returns archived records only to a query.
+    asks for no read of them, and they stay in the table, whether it is made by queries or in bulk.
+    So do those that are reread by id, although the org returns archived records only to a query,
+    and a comparison with the org finds them.
     """
     task = {
         "name": "Task",
@@ -168,6 +171,17 @@ def test_archived_records_are_not_suspected_by_a_sweep(world: World):
         world.until(mirror, lambda: mirror.report.records == merged + 1)
         world.settle(mirror)
         assert [world.rows("Task")[each]["_is_deleted"] for each in made] == [False, False, True]
+    world.wall += 3600.0
+    world.said.clear()
+    with world.mirror(sweep=3600.0, bulk_from=0) as mirror:
+        world.settle(mirror)
+        assert "Task: reading all ids" in world.said
+        assert (mirror.report.records, mirror.report.reads) == (0, 0)
+    verification = Verification(
+        world.spark, reader_of(world.emulator), world.to, "Task", format=TABLE_FORMAT, margin=0.0
+    )
+    assert list(verification.differences()) == []
+    assert verification.equal == 2
 
 
 @pytest.mark.slow  # over a minute
