@@ -28,6 +28,7 @@ from sfpubsub.spark.mirror.values import rounded
 from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.runtime.sql import quoted
+from sfpubsub.spark.tables.records import Change, Fold, Record
 from tests.rest.support import reader_of
 
 STREET = {"BillingStreet": "Street", "BillingCity": "City", "BillingLatitude": "Latitude"}
@@ -196,6 +197,28 @@ def test_reads_differ_if_a_field_changed_its_type_or_came_back():
     again = Columns.from_json(Columns.of(account(price, field("Note__c")), wider).to_json())
     assert again.filled == {"Price__c": 1, "Note__c": 1, "BillingAddress": 0}
     assert again.changes_since(again) == ""
+
+
+def test_an_event_with_every_field_keeps_the_values_of_a_field_that_is_gone():
+    """An event that restores a record lacks a field that was removed since, whose value stays; it
+    empties a field that the org still has, and the former column of one with another type.
+    """
+    fields = [{"name": name, "type": "string"} for name in ("Note__c", "Name")]
+    size = {"name": "Size__c", "type": "string"}
+    old = Columns.of(account(field("Name"), field("Note__c"), field("Size__c")))
+    old = old.with_events(plan(event_type(*fields, size)))
+    known = plan(event_type(*fields, size), event_type(fields[1], {**size, "type": "int"}))
+    now = Columns.of(account(field("Name"), field("Size__c", "int")), old).with_events(known)
+    names = now.schema.names
+    values = {"Note__c": "x", "Name": "n", "Size__c": "big"}
+    row = Record(
+        [values.get(name) for name in names], True, True, None, None, None, None, 1, "DELETE"
+    )
+    fold = Fold(now.fields(known), row)
+    fold.apply(Change("UNDELETE", None, None, None, 2, [None] * len(names)))
+    assert fold.record is not None
+    found = dict(zip(names, fold.record.values, strict=True))
+    assert {name: found[name] for name in values} == {**dict.fromkeys(values), "Note__c": "x"}
 
 
 def test_new_part_of_a_compound_field_extends_its_struct():

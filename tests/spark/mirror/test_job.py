@@ -27,8 +27,10 @@ from sfpubsub.spark.mirror.mirrored_object import MirroredObject
 from sfpubsub.spark.mirror.notes import Merge
 from sfpubsub.spark.mirror.status import ObjectStatus
 from sfpubsub.spark.mirror.tables import MirrorTables
+from sfpubsub.spark.mirror.verifying import Verification
 from tests.conftest import until
 from tests.faults.storm_org import seed_of
+from tests.rest.support import reader_of
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.mirror.mirror_world import PATIENCE, World
 from tests.spark.object_store import ObjectStore
@@ -89,18 +91,24 @@ def test_fields_that_change_or_go_are_followed_without_an_event(
     world: World, caplog: pytest.LogCaptureFixture
 ):
     """A field whose scale changes is read again within an hour, although no event arrives. The
-    column of a field that is removed keeps its values, also when a record is read again, and the
-    object is read whole once the field is back. A line in the log names the fields.
+    column of a field that is removed keeps its values, also when a record is read again or
+    restored; new rows are null there, a comparison with the org leaves it out, and the object is
+    read whole once the field is back. So it is if the user is permitted to see a field. A line in
+    the log names the fields.
     """
     records = world.emulator.records
     account = records.describe("Account")
     rate = {"name": "Rate__c", "type": "currency", "scale": 2}
     old = {"name": "Old__c", "type": "string"}
+    secret = {"name": "Secret__c", "type": "string"}
+    account = account.with_field(secret)
     records.put_object(account.with_field(rate).with_field(old))
-    (first,) = world.create(1, Rate__c=1.2345, Old__c="x")
+    (first,) = world.create(1, Rate__c=1.2345, Old__c="x", Secret__c="s")
+    records.visibility.hide(world.user.username, "Account", "Secret__c")
     with world.mirror() as mirror:
         world.settle(mirror)
-        assert world.rows()[first]["Old__c"] == "x"
+        row = world.rows()[first]
+        assert (row["Old__c"], "Secret__c" in row) == ("x", False)
         records.put_object(account.with_field({**rate, "scale": 4}))
         world.pass_time(3600.0)
         world.settle(mirror)
@@ -111,20 +119,82 @@ def test_fields_that_change_or_go_are_followed_without_an_event(
         (text,) = [each for each in caplog.messages if "have changed" in each]
         assert "Old__c removed" in text
         assert "Rate__c (decimal_18_4)" in text
+        (second,) = world.create(1)
+        records.delete("Account", first, world.user)
+        records.undelete("Account", first, world.user)
+        world.settle(mirror)
+        rows = world.rows()
+        assert (rows[first]["Old__c"], rows[second]["Old__c"]) == ("x", None)
+        reader = reader_of(world.emulator)
+        compared = Verification(world.spark, reader, world.to, "Account", format=TABLE_FORMAT)
+        assert (list(compared.differences()), compared.equal) == ([], 2)
+        records.visibility.show(world.user.username, "Account", "Secret__c")
+        world.pass_time(3600.0)
+        world.settle(mirror)
+        assert world.rows()[first]["Secret__c"] == "s"
+        assert mirror.report.reads == 3
         records.put_object(account.with_field({**rate, "scale": 4}).with_field(old))
         records.update("Account", first, {"Old__c": "y"}, world.user)
         world.pass_time(3600.0)
         world.settle(mirror)
         assert world.rows()[first]["Old__c"] == "y"
-        assert mirror.report.reads == 3
+        assert mirror.report.reads == 4
         world.check()
+
+
+def test_numbers_of_any_length_are_mirrored(world: World, caplog: pytest.LogCaptureFixture):
+    """A number with more decimal places than its column is rounded half up, in a read and in an
+    event, and one with too many digits is null in a row that is not complete. Neither ends the
+    mirror, repeats a read or differs for `verify`. The first record of each kind is logged.
+    """
+    records = world.emulator.records
+    rate = {"name": "Rate__c", "type": "currency", "scale": 2}
+    records.put_object(records.describe("Account").with_field(rate))
+    long, far, half, rest = (
+        world.create(1, Rate__c=each)[0] for each in (0.0033333333333333335, 1e17, 2.675, 1.0)
+    )
+
+    def found() -> dict[str, tuple[Any, bool, bool]]:
+        return {
+            record_id: (row["Rate__c"], row["_complete"], row["_reread"])
+            for record_id, row in world.rows().items()
+        }
+
+    with world.mirror() as mirror:
+        world.settle(mirror)
+        assert found() == {
+            long: (Decimal("0.00"), True, False),
+            far: (None, False, False),
+            half: (Decimal("2.68"), True, False),
+            rest: (Decimal("1.00"), True, False),
+        }
+        read = mirror.report.records
+        world.update(long, Rate__c=1e17)
+        world.update(far, Rate__c=0.005)
+        world.update(rest, Rate__c=0.0033333333333333335)
+        world.settle(mirror)
+        assert found() == {
+            long: (None, False, False),
+            far: (Decimal("0.01"), True, False),
+            half: (Decimal("2.68"), True, False),
+            rest: (Decimal("0.00"), True, False),
+        }
+        assert (mirror.report.records, mirror.report.reads) == (read + 2, 1)
+        said = [each for each in caplog.messages if each.startswith("Rate__c of record")]
+        assert [each.split()[3] for each in sorted(said, key=lambda each: "fit" in each)] == [
+            min(long, half),
+            far,
+        ]
+    reader = reader_of(world.emulator)
+    compared = Verification(world.spark, reader, world.to, "Account", format=TABLE_FORMAT)
+    assert (list(compared.differences()), compared.equal) == ([], 4)
 
 
 def test_more_entries_than_the_queue_holds_become_one_read(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
     """If events ask for more reads by id than the queue may hold, the object is read whole instead,
-    and the table equals it again.
+    and the table equals it again. The calls that this took count after a restart, too.
     """
     monkeypatch.setattr(bounded, "MOST_ENTRIES", 4)  # instead of creating 100,000 records
     account = world.emulator.records.describe("Account")
@@ -138,12 +208,18 @@ def test_more_entries_than_the_queue_holds_become_one_read(
         world.check()
         assert {world.rows()[each]["Half__c"] for each in made} == {4}
         assert mirror.report.reads == 2
+        used = mirror.report.api_calls
+    Mailbox(None, world.place).put(Signal("reread", "Account"))
+    with world.mirror(api_calls_per_day=used) as mirror:
+        world.until(mirror, lambda: mirror.report.reads > 0 or "API calls" in world.said[-1])
+        assert f"{used} API calls were used in 24 hours" in world.said[-1]
 
 
 def test_archived_records_are_not_suspected_by_a_sweep(world: World):
     """A sweep, a comparison of all ids, finds archived records, which only queryAll returns, so it
-    asks for no read of them, and they stay in the table. So do those that are reread by id,
-    although the org returns archived records only to a query.
+    asks for no read of them, and they stay in the table, whether it is made by queries or in bulk.
+    So do those that are reread by id, although the org returns archived records only to a query,
+    and a comparison with the org finds them.
     """
     task = {
         "name": "Task",
@@ -168,6 +244,17 @@ def test_archived_records_are_not_suspected_by_a_sweep(world: World):
         world.until(mirror, lambda: mirror.report.records == merged + 1)
         world.settle(mirror)
         assert [world.rows("Task")[each]["_is_deleted"] for each in made] == [False, False, True]
+    world.wall += 3600.0
+    world.said.clear()
+    with world.mirror(sweep=3600.0, bulk_from=0) as mirror:
+        world.settle(mirror)
+        assert "Task: reading all ids" in world.said
+        assert (mirror.report.records, mirror.report.reads) == (0, 0)
+    verification = Verification(
+        world.spark, reader_of(world.emulator), world.to, "Task", format=TABLE_FORMAT, margin=0.0
+    )
+    assert list(verification.differences()) == []
+    assert verification.equal == 2
 
 
 @pytest.mark.slow  # over a minute

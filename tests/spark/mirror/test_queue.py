@@ -1,4 +1,6 @@
-"""Tests of the reread queue: its cached rows always equal the stored ones."""
+"""Tests of the reread queue: its cached rows always equal the stored ones, and an event that names
+no object leaves an entry.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,18 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from sfpubsub.rest import ObjectDescription
 from sfpubsub.spark.mirror.bounded import entry_row
 from sfpubsub.spark.mirror.queue import MirrorQueue
 from sfpubsub.spark.mirror.reads import AsOf, Read
+from sfpubsub.spark.mirror.tables import MirrorTables
 from sfpubsub.spark.tables import open_target
+from sfpubsub.spark.tables.queue import QUEUE_NAME
 from sfpubsub.spark.tables.records import Cue, Reason
+from sfpubsub.spark.tables.target import Target
 from tests.spark.conftest import TABLE_FORMAT
+from tests.spark.tables.change_streams import Org, arrivals
+from tests.spark.tables.record_world import World
 
 
 def entry(entity: str, record_id: str | None, seq: int, step: int, asked: bool) -> dict[str, Any]:
@@ -55,3 +63,37 @@ def test_cached_rows_equal_the_stored_ones(spark: SparkSession, tmp_path: Path):
             assert queue.entries() == kept == MirrorQueue(target).entries()
             found = [each.record_id or "-" for rows in kept.values() for each in rows]
             assert sorted(found) == wanted
+
+
+def test_an_event_without_a_schema_queues_objects_that_had_no_event(
+    spark: SparkSession, tmp_path: Path
+):
+    """If the service does not know the schema of an event on the channel, every mirrored object has
+    an entry, also one that had no event before; objects that are not mirrored have none.
+    """
+    tables: list[MirrorTables] = []
+
+    def describe(name: str) -> ObjectDescription:
+        raise AssertionError(f"{name} was described")
+
+    def follower(target: Target) -> MirrorTables:
+        tables.append(MirrorTables(target, describe, "mark"))
+        for name in ("Account", "Order__c"):
+            tables[0].add(name, None)
+        return tables[0]
+
+    world = World(spark, tmp_path, TABLE_FORMAT)
+    world.write([("AccountChangeEvent", each) for each in arrivals(Org(1), 1)], unknown=[0])
+    objects = ["Account", "Order__c"]
+    with world.tables(history=False, mirror=True, objects=objects, followers=[follower]) as engine:
+        list(engine.run())
+        open_entries = tables[0].queue.entries()
+        found = {name: [each.cue.reason for each in open_entries[name]] for name in open_entries}
+        assert found == {name: [Reason.GAP] for name in objects}
+    rows = world.rows(QUEUE_NAME)
+    assert {
+        (row["entity_name"], row["record_id"], row["since_seq"], row["asked"]) for row in rows
+    } == {
+        ("Account", None, 0, 0),
+        ("Order__c", None, 0, 0),
+    }

@@ -24,9 +24,15 @@ from sfpubsub.spark.mirror.agenda import Agenda, RequestBackoff
 from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.described import Column
-from sfpubsub.spark.mirror.folding import Merging, read_from, row_without, struct_of
+from sfpubsub.spark.mirror.folding import (
+    Merging,
+    read_from,
+    row_without,
+    rows_without,
+    struct_of,
+)
 from sfpubsub.spark.mirror.ledger import Account
-from sfpubsub.spark.mirror.log import Marker, id_range
+from sfpubsub.spark.mirror.log import FACTS, Marker, id_range
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
 from sfpubsub.spark.mirror.planning import MOST_IDS, Wanted, wanted_reads
 from sfpubsub.spark.mirror.reads import AsOf, Entry, Read
@@ -143,8 +149,8 @@ def test_numbers_of_any_length_are_rounded_half_away_from_zero(text: str, wanted
 
 def test_value_that_does_not_fit_is_null_and_its_row_is_flagged(caplog: pytest.LogCaptureFixture):
     """A value that does not fit its column becomes null and flags its row; the other rows and
-    columns keep their values. The first record of each field is logged, without the value, and so
-    is the first whose number was rounded.
+    columns keep their values. The first record of each object's field is logged, without the value,
+    and so is the first whose number was rounded.
     """
     ids = [f"00100000000000{n}AAA" for n in range(4)]
     given = [
@@ -153,7 +159,8 @@ def test_value_that_does_not_fit_is_null_and_its_row_is_flagged(caplog: pytest.L
         {"Id": ids[2], "Count__c": "secret", "Name": "x", "Price__c": Decimal("0.375")},
         {"Id": ids[3], "SiteLat": "far", "SiteCity": "Rome", "Day__c": "2026-11-22"},
     ]
-    rows = values.of_json(COLUMNS, given, values.Findings()).to_pylist()
+    findings = values.Findings()
+    rows = values.of_json(COLUMNS, given, findings).to_pylist()
     assert [row["_unfit"] for row in rows] == [False, True, True, True]
     assert [row["Count__c"] for row in rows] == [1, None, None, None]
     assert [row["Day__c"] for row in rows] == [None, None, None, date(2026, 11, 22)]
@@ -170,6 +177,11 @@ def test_value_that_does_not_fit_is_null_and_its_row_is_flagged(caplog: pytest.L
         ]
     )
     assert "secret" not in caplog.text
+    caplog.clear()
+    values.of_json(COLUMNS, given, findings)
+    assert caplog.messages == []
+    values.of_json(replace(COLUMNS, entity="Contact"), given, findings)
+    assert len(caplog.messages) == len(said)  # fields of another object, with the same names
 
 
 READ = Read(AsOf(7, 3), (AT, 5, 1), AT)
@@ -267,8 +279,8 @@ def test_read_is_complete_once_its_last_step_is_merged():
 
 
 def test_row_from_a_read_alone_is_complete():
-    """A row made from a read without any events is marked complete, and is marked for a reread only
-    if a queue entry is open.
+    """A row made from a read without any events is marked complete unless a value does not fit, and
+    is marked for a reread only if a queue entry is open.
 
     If a newer read did not return the record, no row is made.
     """
@@ -278,6 +290,16 @@ def test_row_from_a_read_alone_is_complete():
     def made(merging: Merging) -> dict:
         found = row_without(merging)
         return {} if found is None else dict(zip(merging.output.names, found, strict=True))
+
+    schema = pa.schema([("record_id", pa.string()), *FACTS, *types])
+    read = [
+        {"record_id": n, "Name": n, "_unfit": n == "b", "_is_deleted": n == "c", "_until": AT}
+        for n in "abc"
+    ]
+    rows = rows_without(pa.Table.from_pylist(read, schema), merging)
+    assert rows is not None
+    found = [(r["Name"], r["_complete"], r["_is_deleted"]) for r in rows.to_pylist()]
+    assert found == [("a", True, False), ("b", False, False), ("c", True, True)]
 
     row = made(merging)
     assert (row["_complete"], row["_reread"], row["_ingest_seq"]) == (True, False, 7)

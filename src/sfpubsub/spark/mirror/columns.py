@@ -210,7 +210,9 @@ class Columns:
                 places.append(found)
         names = self.schema.names
         unreported = tuple(names.index(name) for name in self.unreported)
-        return replace(Fields.of(names, places), unreported=unreported)
+        shown = {each.field.lower() for each in self.columns if each.described}
+        hidden = [n for n, each in enumerate(self.columns) if each.field.lower() not in shown]
+        return replace(Fields.of(names, places), unreported=unreported, hidden=tuple(hidden))
 
     def to_json(self) -> str:
         """Return the columns as JSON text for `from_json`."""

@@ -149,7 +149,7 @@ class OrgReads:
     def _by_ids(self, ids: Sequence[str], of: Reading, marker: Marker) -> Marker:
         found = self._reader.retrieve(of.entity, ids, marker.selected)
         missing = [record_id for record_id, row in found.items() if row is None]
-        found.update(self._by_query(missing, of, marker))
+        found.update(rows_by_query(self._reader, of.entity, missing, marker.selected))
         rows = [row for row in found.values() if row is not None]
         absent = [{"Id": record_id} for record_id, row in found.items() if row is None]
         parts = [
@@ -166,25 +166,6 @@ class OrgReads:
         )
         return of.log.add(of.columns, parts, done)
 
-    def _by_query(
-        self, ids: Sequence[str], of: Reading, marker: Marker
-    ) -> dict[str, dict[str, Any]]:
-        """Return those records that a request by id did not return, but a query of all rows does.
-
-        Such a query includes the Recycle Bin, and archived activities; whether a request by id
-        returns these is not documented. If neither does, a record is absent.
-        """
-        there: list[str] = []
-        for part in _chunks(ids, _IDS_PER_QUERY):
-            there += [row["Id"] for row in self._page(_query_of(of, ["Id"], part))]
-        found: dict[str, dict[str, Any]] = {each: {"Id": each} for each in there}
-        fields = [each for each in marker.selected if each != "Id"]
-        for part in _chunks(there, _IDS_PER_QUERY):
-            for some in _chunks(fields, _FIELDS_PER_QUERY):
-                for row in self._page(_query_of(of, ["Id", *some], part)):
-                    found[row["Id"]].update(row)
-        return {each: row for each, row in found.items() if row.keys() >= set(marker.selected)}
-
     def _by_queries(self, of: Reading, marker: Marker) -> Iterator[Marker]:
         while not marker.is_last:
             rows: list[Mapping[str, Any]] = []
@@ -192,7 +173,7 @@ class OrgReads:
             while len(rows) < self._piece_rows and not is_last:
                 self._stop()
                 most = min(_PAGE, self._piece_rows - len(rows))
-                found = self._page(_query(of, marker, after, most))
+                found = _page(self._reader, _query(of, marker, after, most))
                 rows += found
                 after, is_last = (found[-1]["Id"] if found else after), len(found) < most
             part = _with_flags(values.of_json(of.columns, rows, self._findings), rows, found=True)
@@ -206,11 +187,6 @@ class OrgReads:
             )
             marker = of.log.add(of.columns, [part], marker)
             yield marker
-
-    def _page(self, soql: str) -> list[Mapping[str, Any]]:
-        # Otherwise archived activities are left out, which the org does not call deleted.
-        pages = self._reader.query(soql, all_rows=True)
-        return [row for page in pages for row in page.rows]
 
     def _by_job(self, of: Reading, marker: Marker) -> Iterator[Marker]:
         if marker.job is None:
@@ -268,9 +244,41 @@ class OrgReads:
         return found.astimezone(UTC) + self._margin + _SECOND
 
 
-def _query_of(of: Reading, fields: Sequence[str], ids: Sequence[str]) -> str:
+def rows_by_query(
+    reader: OrgReader, entity: str, ids: Sequence[str], selected: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return those records that a request by id did not return, but a query of all rows does.
+
+    Such a query includes the Recycle Bin, and archived activities; whether a request by id returns
+    these is not documented. If neither does, a record is absent.
+
+    Args:
+        reader: Sends requests to the org.
+        entity: The object.
+        ids: Ids of the records.
+        selected: Fields to return, including ``Id``.
+    """
+    there: list[str] = []
+    for part in _chunks(ids, _IDS_PER_QUERY):
+        there += [row["Id"] for row in _page(reader, _query_of(entity, ["Id"], part))]
+    found: dict[str, dict[str, Any]] = {each: {"Id": each} for each in there}
+    fields = [each for each in selected if each != "Id"]
+    for part in _chunks(there, _IDS_PER_QUERY):
+        for some in _chunks(fields, _FIELDS_PER_QUERY):
+            for row in _page(reader, _query_of(entity, ["Id", *some], part)):
+                found[row["Id"]].update(row)
+    return {each: row for each, row in found.items() if row.keys() >= set(selected)}
+
+
+def _page(reader: OrgReader, soql: str) -> list[Mapping[str, Any]]:
+    # Otherwise archived activities are left out, which the org does not call deleted.
+    pages = reader.query(soql, all_rows=True)
+    return [row for page in pages for row in page.rows]
+
+
+def _query_of(entity: str, fields: Sequence[str], ids: Sequence[str]) -> str:
     listed = ", ".join(f"'{each}'" for each in ids)
-    return f"SELECT {', '.join(fields)} FROM {of.entity} WHERE Id IN ({listed})"  # noqa: S608  # no SQL
+    return f"SELECT {', '.join(fields)} FROM {entity} WHERE Id IN ({listed})"  # noqa: S608  # no SQL
 
 
 def _chunks(found: Sequence[str], size: int) -> list[Sequence[str]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from functools import partial
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -35,14 +36,17 @@ _BLOCK = 16 * 1024 * 1024
 
 
 class Findings:
-    """Logs the first value of each field that was rounded, and the first that did not fit."""
+    """Logs the first value of each object's field that was rounded, and the first that did not fit.
+
+    One instance serves all reads of a process.
+    """
 
     def __init__(self) -> None:
-        self._known: set[tuple[str, bool]] = set()
+        self._known: set[tuple[str, str, bool]] = set()
 
-    def rounded(self, field: str, record_id: str) -> None:
+    def rounded(self, entity: str, field: str, record_id: str) -> None:
         """Record that a number has more decimal places than its field shows."""
-        if self._is_first(field, is_unfit=False):
+        if self._is_first(entity, field, is_unfit=False):
             _log.warning(
                 "%s of record %s has more decimal places than the field shows, so it is rounded; "
                 "further records are not named",
@@ -50,9 +54,9 @@ class Findings:
                 record_id,
             )
 
-    def unfit(self, field: str, record_id: str, kind: pa.DataType) -> None:
+    def unfit(self, entity: str, field: str, record_id: str, kind: pa.DataType) -> None:
         """Record that a value does not fit its column."""
-        if self._is_first(field, is_unfit=True):
+        if self._is_first(entity, field, is_unfit=True):
             _log.warning(
                 "%s of record %s does not fit into a column of type %s, so it is null, and the row "
                 "is not complete; further records are not named",
@@ -61,9 +65,10 @@ class Findings:
                 kind,
             )
 
-    def _is_first(self, field: str, *, is_unfit: bool) -> bool:
-        is_first = (field, is_unfit) not in self._known
-        self._known.add((field, is_unfit))
+    def _is_first(self, entity: str, field: str, *, is_unfit: bool) -> bool:
+        found = (entity, field, is_unfit)
+        is_first = found not in self._known
+        self._known.add(found)
         return is_first
 
 
@@ -179,7 +184,7 @@ def _text(value: Any) -> str | None:
 def _table(
     columns: Columns, texts: Mapping[str, pa.Array], count: int, findings: Findings
 ) -> pa.Table:
-    converting = _Converting(texts, count, findings)
+    converting = _Converting(columns.entity, texts, count, findings)
     arrays = [texts["Id"], *map(converting.column, columns.columns), converting.unfit]
     fields = [pa.field("record_id", pa.string()), *columns.schema.remove_metadata()]
     return pa.Table.from_arrays(arrays, schema=pa.schema([*fields, ("_unfit", pa.bool_())]))
@@ -188,7 +193,10 @@ def _table(
 class _Converting:
     """Converts the strings of some rows, and collects in which rows a value does not fit."""
 
-    def __init__(self, texts: Mapping[str, pa.Array], count: int, findings: Findings) -> None:
+    def __init__(
+        self, entity: str, texts: Mapping[str, pa.Array], count: int, findings: Findings
+    ) -> None:
+        self._entity = entity
         self._texts = texts
         self._count = count
         self._findings = findings
@@ -228,11 +236,11 @@ class _Converting:
         unfit = pc.and_(texts.is_valid(), found.is_null())
         for is_so, report in (
             (changed, self._findings.rounded),
-            (unfit, lambda field, of: self._findings.unfit(field, of, kind)),
+            (unfit, partial(self._findings.unfit, kind=kind)),
         ):
             first = -1 if is_so is None else pc.index(is_so, True).as_py()
             if first >= 0:
-                report(name, self._texts["Id"][first].as_py())
+                report(self._entity, name, self._texts["Id"][first].as_py())
         self.unfit = pc.or_(self.unfit, unfit)
         return found
 

@@ -25,8 +25,9 @@ from sfpubsub.errors import ConfigurationError, PermissionDeniedError
 from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.rest.reader import MOST_IDS
 from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.reading import rows_by_query
 from sfpubsub.spark.mirror.rights import present_grant
-from sfpubsub.spark.mirror.values import of_json
+from sfpubsub.spark.mirror.values import Findings, of_json
 from sfpubsub.spark.raw.frames import arrow_schema
 from sfpubsub.spark.runtime.sql import quoted
 from sfpubsub.spark.tables.queue import QUEUE_NAME
@@ -192,6 +193,7 @@ class _Sides:
     _open: Callable[[], DataFrame]
     _is_marked: dict[str, bool] = field(default_factory=dict)
     _deleted: dict[str, Any] = field(default_factory=dict)
+    _findings: Findings = field(default_factory=Findings)
 
     @classmethod
     def of(cls, asked: Verification) -> _Sides:
@@ -252,24 +254,35 @@ class _Sides:
         wanted = [*self.columns.selected, *([self.changed] if self.changed else [])]
         answer = self.reader.retrieve(self.entity, ids, wanted)
         there = {record_id: row for record_id, row in answer.items() if row is not None}
-        table = of_json(self.columns, list(there.values()))
+        archived: list[str] = []
+        for part in _chunks([each for each in ids if each not in there], _ASKED_AT_ONCE):
+            archived += self._look_for_others(part)
+        there.update(rows_by_query(self.reader, self.entity, archived, wanted))
+        table = of_json(self.columns, list(there.values()), self._findings)
         values = dict(zip(there, table.to_pylist(), strict=True))
         found: dict[str, dict[str, Any] | None] = dict.fromkeys(ids)
         for record_id, row in there.items():
             changed = row.get(self.changed) if self.changed else None
             found[record_id] = {**values[record_id], _AT: changed}
-        for part in _chunks([each for each in ids if each not in there], _ASKED_AT_ONCE):
-            self._look_for_deleted(part)
         return found
 
-    def _look_for_deleted(self, ids: Sequence[str]) -> None:
-        """Record which of *ids* are in the Recycle Bin, and when these records last changed."""
-        fields = ", ".join(["Id", *([self.changed] if self.changed else [])])
+    def _look_for_others(self, ids: Sequence[str]) -> list[str]:
+        """Record which of *ids* are in the Recycle Bin, and when these records last changed.
+
+        Return those of the others that exist: archived ones, which a request by id leaves out.
+        """
+        flag = ["IsDeleted"] if self.description.field("IsDeleted") else []
+        fields = ", ".join(["Id", *flag, *([self.changed] if self.changed else [])])
         listed = ", ".join(f"'{each}'" for each in ids)
         soql = f"SELECT {fields} FROM {self.entity} WHERE Id IN ({listed})"  # noqa: S608  # SOQL
+        there = []
         for page in self.reader.query(soql, all_rows=True):
             for row in page.rows:
-                self._deleted[row["Id"]] = row.get(self.changed) if self.changed else None
+                if row.get("IsDeleted") is True:
+                    self._deleted[row["Id"]] = row.get(self.changed) if self.changed else None
+                else:
+                    there.append(row["Id"])
+        return there
 
     def compared(
         self, record_id: str, row: Mapping[str, Any], found: Mapping[str, Any] | None

@@ -97,6 +97,10 @@ class Fields:
     """
     unreported: tuple[int, ...] = ()
     """Indexes of columns that reads of the org fill, but no event. Only a mirror has any."""
+    hidden: tuple[int, ...] = ()
+    """Indexes of columns of fields that the org does not describe, because they were removed or
+    hidden: no event empties them by lacking a value. Only a mirror has any.
+    """
 
     @classmethod
     def of(
@@ -361,6 +365,9 @@ class Fold:
             values = [none_if_empty(value) for value in change.values]
             for number in self.fields.unnamed:
                 values[number] = None if old is None else old.values[number]
+            for number in self.fields.hidden:
+                if old is not None and values[number] is None:
+                    values[number] = old.values[number]
             # A complete row, also of a deleted record, has these fields from a read.
             is_complete = not self.fields.unreported or (old is not None and old.is_complete)
             doubt = None if is_complete else Reason.UNREPORTED
