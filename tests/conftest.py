@@ -6,6 +6,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,6 +123,32 @@ def wait_for_exit(process: subprocess.Popen[str]) -> tuple[str, str]:
         process.send_signal(signal.SIGABRT)
         _, errors = process.communicate(timeout=PATIENCE)
         pytest.fail(f"the process did not exit: {errors}")
+
+
+class ToldError(Exception):
+    """Raised by the signal handler of `told_during_a_wait`."""
+
+
+@contextlib.contextmanager
+def told_during_a_wait() -> Iterator[None]:
+    """Expect the block, which waits in this thread, to be ended by a signal that another thread
+    receives. As with one that arrives just before a wait, its arrival does not end the wait.
+    """
+
+    def tell(*_: object) -> None:
+        raise ToldError
+
+    before = signal.signal(signal.SIGTERM, tell)
+    sender = threading.Timer(0.2, signal.raise_signal, [signal.SIGTERM])
+    began = time.monotonic()
+    sender.start()
+    try:
+        with pytest.raises(ToldError):
+            yield
+    finally:
+        sender.join()
+        signal.signal(signal.SIGTERM, before)
+    assert time.monotonic() - began < PATIENCE / 2
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", patience: float = PATIENCE):

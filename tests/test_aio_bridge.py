@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+
+import pytest
 
 from sfpubsub.aio_bridge import Bell
 
-from .conftest import PATIENCE
+from .conftest import PATIENCE, told_during_a_wait
 
 
 class CountedLoop(asyncio.SelectorEventLoop):
@@ -95,3 +98,58 @@ def test_no_ring_from_another_thread_is_missed():
         thread.join(PATIENCE)
 
     run(wait())
+
+
+class InterruptedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose first call of `call_soon_threadsafe` is interrupted by Ctrl-C."""
+
+    interrupted = False
+
+    def call_soon_threadsafe(self, *arguments, **options):
+        if not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        return super().call_soon_threadsafe(*arguments, **options)
+
+
+def test_after_an_interrupted_ring_the_bell_still_wakes_tasks():
+    """If Ctrl-C hits `ring` before it has called into the loop, later rings still wake tasks."""
+
+    async def wait():
+        bell = Bell()
+        waiter = asyncio.ensure_future(bell.until(lambda: bell.count > 1))
+        await asyncio.sleep(0)
+        with pytest.raises(KeyboardInterrupt):
+            bell.ring()
+        bell.ring()
+        return await asyncio.wait_for(waiter, PATIENCE / 2)
+
+    with asyncio.Runner(loop_factory=InterruptedLoop) as runner:
+        assert runner.run(wait())
+
+
+def test_a_signal_whose_arrival_does_not_wake_the_loop_is_handled_soon():
+    """While tasks wait for a bell, the loop takes a turn each second, in which Python handles a
+    signal that another thread received. It takes none once no task waits.
+    """
+    with asyncio.Runner() as runner:
+
+        async def wait():
+            bell = Bell()
+            bells.append(bell)
+            await bell.until(lambda: False, bell.deadline(PATIENCE))
+
+        bells: list[Bell] = []
+        with told_during_a_wait():
+            runner.run(wait())
+        (bell,) = bells
+        for task in asyncio.all_tasks(runner.get_loop()):
+            task.cancel()
+
+        async def rest():
+            deadline = time.monotonic() + PATIENCE
+            while bell._pulse is not None:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+
+        runner.run(rest())

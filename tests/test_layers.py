@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "errors": {"types"},
     "config": set(),
     "durable": set(),
-    "aio_bridge": set(),
+    "aio_bridge": {"process"},
     "process": set(),
     "stores": {"durable"},
     "protocol": {"config"},

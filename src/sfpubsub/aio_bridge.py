@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from sfpubsub.process import LONGEST_WAIT
+
 T = TypeVar("T")
 
 
@@ -67,6 +69,7 @@ class Bell:
         # waits: each call costs a write to the loop's wake-up socket, which releases the GIL.
         self._due = False
         self._waiters: set[asyncio.Future[None]] = set()
+        self._pulse: asyncio.TimerHandle | None = None
         self.count = 0
         """Number of rings; a change shows that a condition may have become true."""
 
@@ -85,6 +88,13 @@ class Bell:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _beat(self) -> None:
+        # While tasks wait, the loop takes a turn at least this often, in which it handles a signal
+        # whose arrival did not end its wait. The bell then rings, too: a signal handler that
+        # raises, as that of Ctrl-C, may have done so in the middle of `ring` or `_rung`.
+        self._rung()
+        self._pulse = self._loop.call_later(LONGEST_WAIT, self._beat) if self._waiters else None
 
     def deadline(self, timeout: float | None) -> float | None:
         """Return the loop's time *timeout* seconds from now, or None for a *timeout* of None."""
@@ -109,6 +119,8 @@ class Bell:
             try:
                 if condition():  # a ring before the waiter was registered did not wake it
                     return True
+                if self._pulse is None:
+                    self._pulse = self._loop.call_later(LONGEST_WAIT, self._beat)
                 if rest is None:
                     await waiter
                 else:  # not wait_for: before Python 3.12 it may swallow a cancellation

@@ -19,6 +19,17 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
+# Maximum seconds of one wait of an application's thread. Python handles a signal that arrives just
+# before a wait, or in another thread, only after the wait: without this limit, Ctrl-C would have no
+# effect until something else ends the wait.
+LONGEST_WAIT = 1.0
+
+
+def one_wait(rest: float | None) -> float:
+    """Return how many seconds to wait before looking again, if *rest* are left; None: no limit."""
+    return LONGEST_WAIT if rest is None else min(rest, LONGEST_WAIT)
+
+
 class CreatorProcess:
     """Identifies the process that created this object."""
 

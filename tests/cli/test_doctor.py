@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import threading
@@ -27,6 +28,28 @@ from ..client.test_managed import NAME, TOPIC
 from .test_cli import point_at
 
 SECRET = "SecretOfATest"
+
+CONSTRAINTS = Path(__file__).parent.parent.parent / "constraints.txt"
+
+
+def seem_installed(monkeypatch, place: Path, **versions: str) -> None:
+    """Let packages seem to be installed in these versions, whichever are."""
+    for package, version in versions.items():
+        about = place / f"{package}-{version}.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(place)
+
+
+@pytest.fixture(autouse=True)
+def safe_libraries(monkeypatch, tmp_path_factory):
+    """Let the libraries seem to be installed in the versions of `constraints.txt`, which are safe.
+
+    The ones that are installed may be older, because the requirements allow them.
+    """
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", CONSTRAINTS.read_text(), re.M))
+    wanted = {hole.package: pins[hole.package] for hole in HOLES}
+    seem_installed(monkeypatch, tmp_path_factory.mktemp("safe"), **wanted)
 
 
 @pytest.fixture
@@ -94,11 +117,11 @@ def test_all_checks_pass_with_the_emulator(emulator, capsys):
     assert by_name["login_url"]["source"] == "default"
 
 
-def test_a_library_with_a_known_hole_is_a_warning(emulator, monkeypatch, capsys):
+def test_a_library_with_a_known_hole_is_a_warning(emulator, monkeypatch, tmp_path, capsys):
     """An installed version with a known hole is a warning, which names the advisory and the first
     safe version; the exit code is 0.
     """
-    monkeypatch.setattr("sfpubsub.cli.doctor.holes", lambda: [(HOLES[0], "1.62.2")])
+    seem_installed(monkeypatch, tmp_path, grpcio="1.62.2")
     code, checks, _ = examine(capsys)
     assert code == 0
     line = checks["libraries"]

@@ -31,7 +31,7 @@ from sfpubsub.protocol.events import CommitAnswer, Response
 from sfpubsub.transports.memory import MemoryCall, MemoryTransport
 from sfpubsub.types import RawEvent, ReplayId
 
-from ..conftest import PATIENCE, until
+from ..conftest import PATIENCE, told_during_a_wait, until
 from .scripted_publishing import TOPIC, Bus
 from .scripted_publishing import client_of as publishing_client_of
 
@@ -337,6 +337,27 @@ def test_sigterm_closes_the_client_while_it_waits():
         finally:
             signal.signal(signal.SIGTERM, before)
         assert subscription.closed
+
+
+def test_a_signal_whose_arrival_ends_no_wait_is_handled_soon():
+    """A signal is handled after a second at most while `wait_open`, `next_batch` or `flush`
+    waits, although Python sees it only after the wait if another thread received it.
+    """
+    service = Service()
+    with client_of(service) as client:
+        subscription = client.subscribe_managed(NAME)
+        with told_during_a_wait():
+            subscription.wait_open(PATIENCE)
+        with told_during_a_wait():
+            subscription.next_batch(PATIENCE)
+        subscription.abort()
+    bus = Bus()
+    bus.answers.clear()
+    with publishing_client_of(bus) as client, client.open_publisher(TOPIC) as publisher:
+        publisher.send({"n": 1})
+        with told_during_a_wait():
+            publisher.flush(PATIENCE)
+        bus.answers.set()
 
 
 def publish_two(publisher: Publisher, done: list[str]) -> None:

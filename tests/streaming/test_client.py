@@ -38,7 +38,7 @@ from sfpubsub.tooling.pushtopics import rows_of
 from ..auth.servers import connect_proxy
 from ..cli.test_cli import point_at
 from ..client.test_faces import asyncio_name, callables, members, parameters
-from ..conftest import PATIENCE, until
+from ..conftest import PATIENCE, told_during_a_wait, until
 from .conftest import TOPIC, numbered
 from .faces import QUICK, Current, session_of
 from .fake import fake_bayeux
@@ -165,6 +165,14 @@ def test_methods_raise_unless_the_client_is_open(face, emulator):
     client.close()
     client.close()
     assert "closed" in repr(client.client)
+
+
+def test_a_signal_whose_arrival_ends_no_wait_is_handled_soon(emulator):
+    """`receive` notices within about a second a signal that another thread received."""
+    with StreamingClient(session_of(emulator)) as client:
+        client.subscribe(TOPIC)
+        with told_during_a_wait():
+            client.receive(PATIENCE)
 
 
 def test_a_with_block_closes_the_client_and_does_not_hide_errors(emulator):

@@ -157,6 +157,7 @@ class Work:
         self._delivery = delivery
         self._options = options
         self._holding = False
+        self._has_stopped = False  # whether it has stopped the deliveries
         self._dispatcher: Dispatcher[Event] = Dispatcher(
             workers=options.workers,
             retry=options.retry,
@@ -204,8 +205,9 @@ class Work:
         if self._delivery.discards:
             self._dispatcher.stop()
         step = self._dispatcher.next(time.monotonic())
-        if self._dispatcher.stopped:
+        if self._dispatcher.stopped and not self._has_stopped:
             self._delivery.stop()
+            self._has_stopped = True  # once: it wakes the run, which then calls this
         return step
 
     def succeeded(self, job: Job[Event]) -> None:

@@ -274,7 +274,7 @@ class Outbound(Generic[ReceiptT]):
             rest = None if deadline is None else deadline - time.monotonic()
             if rest is not None and rest <= 0:
                 return False
-            self.driver.wait(changes, _SLICE if rest is None else min(rest, _SLICE))
+            self.driver.wait(changes, rest)
 
     @property
     def last(self) -> int:
@@ -359,11 +359,6 @@ def late(topic: str, count: int, timeout: float | None) -> PublishError:
         f"sent: call flush again to wait longer",
         retryable=True,
     )
-
-
-# Maximum seconds of one wait. Python handles a signal that arrives just before a wait only after
-# the wait, so without this limit, Ctrl-C would have no effect until a result arrives.
-_SLICE = 1.0
 
 
 def _encoded(

@@ -22,6 +22,7 @@ from sfpubsub.client.handling import (
 )
 from sfpubsub.client.runner import Handler, Runner
 from sfpubsub.errors import SfPubSubError
+from sfpubsub.process import LONGEST_WAIT
 from sfpubsub.types import CommitReceipt
 
 
@@ -163,7 +164,8 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         delivery, runner = self._delivery, self._runner
         if runner is not None:
             self._stop_run(runner)
-            runner.over.wait()
+            while not runner.over.wait(LONGEST_WAIT):
+                pass
         try:
             delivery.driver.drain()
         except SfPubSubError:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sfpubsub.errors import LocalProtocolError, StreamUnavailableError
-from sfpubsub.process import CreatorProcess
+from sfpubsub.process import CreatorProcess, one_wait
 from sfpubsub.streaming.bayeux import Command, Cut, Lane, Send
 from sfpubsub.streaming.protocol import StreamingProtocol
 from sfpubsub.streaming.transport import LongPolling
@@ -101,8 +101,13 @@ class StreamingDriver:
 
         Returns after *timeout* seconds at the latest; None means no limit.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self._news:
-            self._news.wait_for(condition, timeout)
+            while not condition():
+                rest = None if deadline is None else deadline - time.monotonic()
+                if rest is not None and rest <= 0:
+                    break
+                self._news.wait(one_wait(rest))
 
     def close(self) -> None:
         """Disconnect from the server, and wait up to `Pace.close` seconds for each thread.

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from sfpubsub.errors import SfPubSubError, StreamError
-from sfpubsub.process import CreatorProcess
+from sfpubsub.process import CreatorProcess, one_wait
 from sfpubsub.protocol.commands import (
     CancelStream,
     Command,
@@ -152,10 +152,10 @@ class CallDriver(ABC, Generic[Opening]):
     def wait(self, changes: int, timeout: float | None) -> None:
         """Wait until the property `changes` differs from the argument *changes*.
 
-        Returns after *timeout* seconds at the latest; None means no limit.
+        Returns after *timeout* seconds at the latest, and after `LONGEST_WAIT` without a change.
         """
         self._check_process()
-        self._mailbox.wait(changes, timeout)
+        self._mailbox.wait(changes, one_wait(timeout))
 
     def wake(self) -> None:
         """Wake all waiters so that they check the state again."""
@@ -224,7 +224,7 @@ class CallDriver(ABC, Generic[Opening]):
             rest = None if deadline is None else deadline - time.monotonic()
             if rest is not None and rest <= 0:
                 return False
-            self._mailbox.wait(changes, rest)
+            self._mailbox.wait(changes, one_wait(rest))
 
     def _snapshot(self, read: Callable[[], T]) -> T:
         """Return the result of *read*, which reads the protocol, at a moment between two inputs.
