@@ -38,7 +38,7 @@ from tests.spark.sample_events import NOW, TOPIC, batch_of
 settings = lake_settings(Path(sys.argv[1]))
 with spark_session(format=TABLE_FORMAT, settings=settings) as spark:
     writer = EventWriter(spark, sys.argv[2], format=TABLE_FORMAT, topic=TOPIC, clock=lambda: NOW)
-    print(writer._jvm.pid, flush=True)
+    print(writer._process.pid, flush=True)
     for first in range(0, 1000, 5):
         try:
             writer.write(batch_of(range(first, first + 5)))
