@@ -31,13 +31,13 @@ from sfpubsub.stores.schema_store import SchemaStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sfpubsub.cli.ingest_rights import RightsWatch
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.last_confirmed import LastConfirmed
     from sfpubsub.client.subscription import Subscription
     from sfpubsub.spark.ingest.channels import ChannelSubscription
     from sfpubsub.spark.ingest.job import Writer
     from sfpubsub.spark.ingest.progress import Progress
+    from sfpubsub.spark.ingest.rights import RightsWatch
     from sfpubsub.spark.ingest.sidecars import Sidecars
     from sfpubsub.spark.ingest.streams import OnFailure, Stream, Streams
     from sfpubsub.spark.ingest.together import Member, SharedWriter
@@ -290,7 +290,7 @@ class Run:
     def _rights(
         self, table: _Open, source: Source, subscription: Subscription | ChannelSubscription
     ) -> RightsWatch | None:
-        from sfpubsub.cli.ingest_rights import OrgGrants, RightsWatch
+        from sfpubsub.spark.ingest.rights import OrgGrants, RightsWatch
 
         # A managed subscription's topic is asked for, because the API does not name it.
         has_changes = source.kind == "managed" or source.name.startswith("/data/")
