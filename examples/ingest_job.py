@@ -2,30 +2,23 @@
 
     python examples/ingest_job.py /event/Order_Event__e ./orders
 
-`sfpubsub ingest` does the same, and more: several sources, progress, signals, schemas stored next
-to the table. Use this program if you need your own Spark session.
+`sfpubsub ingest` runs the same job, with progress messages and monitoring.
 """
 
 from __future__ import annotations
 
 import sys
 
-from sfpubsub import PubSubClient
-from sfpubsub.spark import EventWriter, IngestJob, TableReplayStore, spark_session
+from sfpubsub.spark import Ingest, IngestSettings, Source
 
 
 def main() -> None:
     """Write all events that the service has, then end."""
     topic, table = sys.argv[1:]
-    # Spark first: its JVM is started by a fork, which must not happen while gRPC's threads run.
-    with (
-        spark_session() as spark,
-        EventWriter(spark, table, topic=topic) as writer,
-        PubSubClient.from_env() as client,
-        client.subscribe(topic, replay=TableReplayStore(writer), ack="manual") as subscription,
-    ):
-        summary = IngestJob(subscription, writer, idle_timeout=5).run()
-    print(summary)
+    settings = IngestSettings(until_caught_up=True, idle_timeout=5)
+    with Ingest([Source("topic", topic)], to=table, settings=settings) as ingest:
+        for source, summary in ingest.run().items():
+            print(source, summary)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,17 @@ MAY_IMPORT = {
         "aio_bridge",
         "process",
     },
-    "spark": {"client", "streaming", "avro", "auth", "rest", "config", "durable", "stores"},
+    "spark": {
+        "client",
+        "streaming",
+        "avro",
+        "auth",
+        "rest",
+        "tooling",  # jobs ask for the members of a channel, and for a managed subscription's record
+        "config",
+        "durable",
+        "stores",
+    },
     "streaming": {"protocol", "auth", "config", "stores", "aio_bridge", "process", "tooling"},
     "emulator": {"sfpubsub_grpc"},
     "monitoring": {"client", "config"},

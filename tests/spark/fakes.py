@@ -108,3 +108,6 @@ class FakeSubscription:
 
     def __exit__(self, kind, error, traceback) -> None:
         self.log.append("drain" if kind is None else f"leave after {kind.__name__}")
+
+    def abort(self) -> None:
+        self.state = "closed"

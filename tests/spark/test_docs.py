@@ -1,14 +1,19 @@
-"""The program in the Spark reference is executed."""
+"""The programs of the pages about Spark are executed."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow.dataset as ds
 
 import sfpubsub.spark
 from sfpubsub.client.subscription import Subscription
+from sfpubsub.emulator.org.settings import Settings
 from tests.cli.test_cli import point_at
 from tests.client.test_managed import TOPIC, orders
 from tests.conftest import until
@@ -42,3 +47,45 @@ def test_the_program_in_the_documentation_runs(spark, run_emulator, tmp_path, mo
     thread.join(60)
     rows = ds.dataset(table).to_table(columns=["event_id"]).column("event_id").to_pylist()
     assert rows == [result.event_id for result in results]
+
+
+def test_the_programs_of_the_ingest_page_run(spark, run_emulator, tmp_path, monkeypatch, capsys):
+    """The first program ends when it has read everything, and the second one after SIGTERM."""
+    emulator = run_emulator(settings=Settings(keepalive_s=0.3))
+    point_at(emulator, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    published = [result.event_id for result in emulator.publish(TOPIC, orders(3))]
+    *_, first, second = (compile(code, "page", "exec") for code in _ingest_programs(tmp_path))
+    exec(first, {})
+    assert "3 rows, caught-up" in capsys.readouterr().out
+    names: dict[str, Any] = {}
+
+    def has_written() -> bool:
+        return "ingest" in names and any(
+            each.committed for each in names["ingest"].health().values()
+        )
+
+    def tell() -> None:
+        try:
+            until(has_written, "the commit", patience=300)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: names["ingest"].stop())
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(tell)
+        try:
+            exec(second, names)
+            told.result()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    for table in ("orders", "more"):
+        rows = ds.dataset(tmp_path / table).to_table(columns=["event_id"]).column("event_id")
+        assert rows.to_pylist() == published
+
+
+def _ingest_programs(tmp_path) -> list[str]:
+    return [
+        code.replace("/data/orders", str(tmp_path / "more"))
+        for code in blocks(page("ingest"), "python")
+    ]

@@ -27,7 +27,6 @@ def test_ingest_job(spark, run_emulator, tmp_path, monkeypatch):
     """ingest_job.py writes each event once, and a second run adds only new ones."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
-    monkeypatch.setattr(sfpubsub.spark, "spark_session", lambda: nullcontext(spark), raising=False)
     published = []
     for number in (3, 2):
         published += emulator.publish(TOPIC, orders(number))

@@ -20,7 +20,6 @@ from sfpubsub.auth.session import CurrentSession, Session, SessionProvider
 from sfpubsub.cli import probes, sign_in_checks
 from sfpubsub.cli.holes import holes
 from sfpubsub.cli.main import NOT_ALLOWED
-from sfpubsub.cli.mirror_checks import ALL_CHANGES, ChannelMembers
 from sfpubsub.cli.params import ManagedName, Topic
 from sfpubsub.cli.probes import NetworkRoute, ProbeError
 from sfpubsub.cli.render import json_line
@@ -30,6 +29,7 @@ from sfpubsub.config import RestTimings, Settings
 from sfpubsub.config.settings import SECRETS
 from sfpubsub.errors import PermissionDeniedError, SchemaNotFoundError, SfPubSubError
 from sfpubsub.rest import OrgReader
+from sfpubsub.spark.ingest.members import ALL_CHANGES, ChannelMembers
 from sfpubsub.spark.mirror.rights import check_rights
 from sfpubsub.tooling import Tooling
 

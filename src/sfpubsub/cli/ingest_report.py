@@ -31,9 +31,9 @@ class Report:
         self._lock = threading.Lock()  # guards the fields below
         self._progress: dict[Source, Progress] = {}
 
-    def say(self, text: str, source: Source | None = None) -> None:
+    def say(self, source: Source, text: str) -> None:
         """Print a message; it begins with *source* if the run has several sources."""
-        echo(f"{source}: {text}" if self._several and source else text)
+        echo(f"{source}: {text}" if self._several else text)
 
     def progress(self, source: Source, progress: Progress) -> None:
         """Record the progress of a source, so that `text` includes it."""

@@ -14,12 +14,12 @@ import click
 
 from sfpubsub.cli import mirror_tools
 from sfpubsub.cli.main import INTERRUPTED
-from sfpubsub.cli.mirror_checks import ALL_CHANGES
 from sfpubsub.cli.params import ManagedName, Seconds, TableLocation, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.cli.watching import Address, http_option
 from sfpubsub.errors import MissingExtraError
+from sfpubsub.spark.ingest.members import ALL_CHANGES
 from sfpubsub.spark.mirror.settings import DEFAULT_BULK_FROM, DEFAULT_PIECE_ROWS
 
 if TYPE_CHECKING:

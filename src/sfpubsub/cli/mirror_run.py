@@ -14,7 +14,6 @@ from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.session import CurrentSession, org_id_of
 from sfpubsub.cli.live import echo
-from sfpubsub.cli.mirror_checks import ChannelMembers
 from sfpubsub.cli.service import CONNECT_TIMEOUT, StopRequest, client_of
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.status_file import StatusFile
@@ -29,11 +28,12 @@ from sfpubsub.monitoring.metrics import Metric
 from sfpubsub.monitoring.monitor import OUR
 from sfpubsub.monitoring.registry import Sample
 from sfpubsub.monitoring.words import span
+from sfpubsub.spark.ingest.members import ChannelMembers
 
 if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
+    from sfpubsub.spark.ingest.selection import Selection
     from sfpubsub.spark.mirror.job import Mirror
-    from sfpubsub.spark.mirror.selection import Selection
     from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
     from sfpubsub.spark.raw.sources import Source
     from sfpubsub.spark.tables.target import Place
@@ -235,7 +235,7 @@ class MirrorRun:
         Raises:
             click.UsageError: A filter withholds events of an object.
         """
-        from sfpubsub.spark.mirror.selection import check_filters
+        from sfpubsub.spark.ingest.selection import check_filters
 
         try:
             found = selection()

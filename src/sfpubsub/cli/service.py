@@ -117,13 +117,9 @@ def client_of(
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.tooling import Tooling
 
-    return PubSubClient(
+    return PubSubClient.from_settings(
+        settings,
         sessions,
-        endpoint=settings.endpoint,
-        insecure=settings.insecure,
-        ca_file=settings.ca_file,
-        proxy=settings.proxy,
-        timings=settings.timings,
         schema_store=schema_store,
         record_of=Tooling(sessions, http=HttpClient.from_settings(settings)).stamp,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Generic, Self, TypeVar
 
 from sfpubsub.auth.oauth import session_provider
-from sfpubsub.auth.session import Session, SessionProvider
+from sfpubsub.auth.session import CurrentSession, Session, SessionProvider
 from sfpubsub.client.connection import Connection
 from sfpubsub.client.face import SubscriptionFace
 from sfpubsub.client.options import AckMode, ClientOptions, SubscribeOptions, chosen_fields
@@ -103,9 +103,34 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         Raises:
             ConfigurationError: A setting is missing or not valid.
         """
-        settings = Settings.load(options)
+        return cls.from_settings(
+            Settings.load(options), schema_store=schema_store, datetimes=datetimes
+        )
+
+    @classmethod
+    def from_settings(
+        cls,
+        settings: Settings,
+        session: Session | SessionProvider | None = None,
+        *,
+        schema_store: SchemaStore | None = None,
+        datetimes: bool = False,
+        record_of: Callable[[str], object] | None = None,
+    ) -> Self:
+        """Create a client from settings that are already loaded.
+
+        Args:
+            settings: The settings.
+            session: A session, or a provider of one; None to sign in as the settings say.
+            schema_store: See `ClientBase`.
+            datetimes: See `ClientBase`.
+            record_of: See `ClientBase`.
+
+        Raises:
+            ConfigurationError: A setting is missing or not valid.
+        """
         return cls(
-            session_provider(settings),
+            session or session_provider(settings),
             endpoint=settings.endpoint,
             insecure=settings.insecure,
             ca_file=settings.ca_file,
@@ -113,7 +138,13 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             timings=settings.timings,
             schema_store=schema_store,
             datetimes=datetimes,
+            record_of=record_of,
         )
+
+    @property
+    def sessions(self) -> CurrentSession:
+        """The session used for calls. Pass it to other classes to share one sign-in."""
+        return self._connection.sessions
 
     # Streams.
 

@@ -69,7 +69,7 @@ class Connection:
     """A client's connection to the service. Thread-safe."""
 
     def __init__(self, session: Session | SessionProvider, options: ClientOptions) -> None:
-        self._sessions = CurrentSession(session)
+        self.sessions: CurrentSession = CurrentSession(session)
         self._http = HttpClient(
             ca_file=options.ca_file,
             proxy=options.proxy,
@@ -89,7 +89,7 @@ class Connection:
                 timings=self.timings,
             ),
             options.endpoint,
-            lambda: self._sessions.get().headers,
+            lambda: self.sessions.get().headers,
         )
         self.schemas: SchemaCache = SchemaCache(self.get_schema, store=options.schema_store)
         self._topics = Topics(self.get_topic)
@@ -119,11 +119,11 @@ class Connection:
 
     def _with_session(self, call: Callable[[], T]) -> T:
         self.check_usable()
-        used = self._sessions.get()
+        used = self.sessions.get()
         try:
             return call()
         except SessionExpiredError:
-            self._sessions.renew(used)
+            self.sessions.renew(used)
             try:
                 return call()
             except SessionExpiredError as error:
@@ -135,9 +135,9 @@ class Connection:
             raise
 
     def _renew(self, headers: Headers) -> None:
-        current = self._sessions.get()
+        current = self.sessions.get()
         if current.headers == headers:  # otherwise another stream has already renewed it
-            self._sessions.renew(current)
+            self.sessions.renew(current)
 
     # Streams.
 
@@ -259,7 +259,7 @@ class Connection:
         """Return the id of the signed-in user; None if neither the sign-in nor the org names it."""
         if self._user_id is None:
             try:
-                self._user_id = user_of(self._http, self._sessions.get())
+                self._user_id = user_of(self._http, self.sessions.get())
             except SfPubSubError as error:  # asked again for the next publisher
                 logger.warning(
                     "the org did not name the signed-in user, so give created_by, or CreatedById "

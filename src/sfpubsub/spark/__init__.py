@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Any
 from sfpubsub.errors import MissingExtraError
 
 if TYPE_CHECKING:
+    from sfpubsub.spark.ingest.ingest import Ingest
     from sfpubsub.spark.ingest.job import IngestJob
     from sfpubsub.spark.ingest.positions import TableReplayStore
+    from sfpubsub.spark.ingest.progress import Progress, Summary
     from sfpubsub.spark.ingest.result import WriteResult
+    from sfpubsub.spark.ingest.screening import Part
+    from sfpubsub.spark.ingest.settings import IngestSettings
+    from sfpubsub.spark.ingest.streams import SourceSubscription, Stream
     from sfpubsub.spark.ingest.writer import EventWriter
+    from sfpubsub.spark.raw.rows import EventRows
     from sfpubsub.spark.raw.sidecar_files import read_sidecar
+    from sfpubsub.spark.raw.sources import Source
     from sfpubsub.spark.runtime.session import spark_session
     from sfpubsub.spark.stream.datasource import PubSubDataSource
     from sfpubsub.spark.stream.foreach_batch import ForeachBatchWriter
@@ -25,13 +32,22 @@ if TYPE_CHECKING:
     from sfpubsub.spark.tables.reading import read_typed, read_undecodable
 
 _HOMES = {
+    "EventRows": "sfpubsub.spark.raw.rows",
     "EventTables": "sfpubsub.spark.tables.engine",
     "EventWriter": "sfpubsub.spark.ingest.writer",
     "ForeachBatchWriter": "sfpubsub.spark.stream.foreach_batch",
+    "Ingest": "sfpubsub.spark.ingest.ingest",
     "IngestJob": "sfpubsub.spark.ingest.job",
+    "IngestSettings": "sfpubsub.spark.ingest.settings",
+    "Part": "sfpubsub.spark.ingest.screening",
+    "Progress": "sfpubsub.spark.ingest.progress",
     "PubSubDataSource": "sfpubsub.spark.stream.datasource",
-    "TableReplayStore": "sfpubsub.spark.ingest.positions",
+    "Source": "sfpubsub.spark.raw.sources",
+    "SourceSubscription": "sfpubsub.spark.ingest.streams",
     "StepReport": "sfpubsub.spark.tables.engine",
+    "Stream": "sfpubsub.spark.ingest.streams",
+    "Summary": "sfpubsub.spark.ingest.progress",
+    "TableReplayStore": "sfpubsub.spark.ingest.positions",
     "WriteResult": "sfpubsub.spark.ingest.result",
     "change_headers": "sfpubsub.spark.tables.changes",
     "field_changes": "sfpubsub.spark.tables.changes",
@@ -42,12 +58,21 @@ _HOMES = {
 }
 
 __all__ = [
+    "EventRows",
     "EventTables",
     "EventWriter",
     "ForeachBatchWriter",
+    "Ingest",
     "IngestJob",
+    "IngestSettings",
+    "Part",
+    "Progress",
     "PubSubDataSource",
+    "Source",
+    "SourceSubscription",
     "StepReport",
+    "Stream",
+    "Summary",
     "TableReplayStore",
     "WriteResult",
     "change_headers",

@@ -23,8 +23,6 @@ from sfpubsub.cli.ingest import ingest
 from sfpubsub.cli.ingest_report import Report, summary_line
 from sfpubsub.cli.service import OPTIONS
 from sfpubsub.cli.status import read_all
-from sfpubsub.emulator.faults import Fault
-from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
 from sfpubsub.errors import ConfigurationError, MissingExtraError, WriteError
 from sfpubsub.spark.ingest.job import IngestJob
 from sfpubsub.spark.ingest.progress import Ending, Progress
@@ -32,12 +30,9 @@ from sfpubsub.spark.ingest.streams import Stream
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sidecar_files import COLUMNS
 from sfpubsub.spark.raw.sources import Source
-from tests.cli.test_cli import environment
-from tests.client.test_managed import TOPIC, orders
 from tests.conftest import until
 from tests.pages import page
 from tests.spark.fakes import FakeSubscription
-from tests.streaming.conftest import numbered
 
 # Runs the command in the main thread of a process, with scripted subscriptions: a number delivers a
 # batch of that size, and a name calls that function. After its script, a subscription is idle.
@@ -47,8 +42,8 @@ sys.path.insert(0, "{here}")
 from contextlib import contextmanager
 from tests.spark.fakes import FakeSubscription
 import sfpubsub.cli.ingest as command
-import sfpubsub.cli.ingest_run as runs
 from sfpubsub.errors import SfPubSubError
+from sfpubsub.spark.ingest.service import Service
 
 class Subscription(FakeSubscription):
     def next_batch(self, timeout=None):
@@ -92,10 +87,10 @@ subscriptions = [Subscription(script) for script in [{script}]]
 every = list(subscriptions)
 
 @contextmanager
-def connected_client(schema_store, sessions, **service):
+def client(self, schemas):
     yield Client()
 
-runs.connected_client = connected_client
+Service.client = client
 
 @contextmanager
 def watching(*arguments, **options):
@@ -103,8 +98,8 @@ def watching(*arguments, **options):
         monitors.append(monitor)
         yield monitor
 
-monitors, really_watching = [], runs.watching
-runs.watching = watching
+monitors, really_watching = [], command.watching
+command.watching = watching
 
 try:
     command.ingest.main(sys.argv[1:], standalone_mode=True)
@@ -254,86 +249,6 @@ def test_failure_of_one_source_drains_the_others(tmp_path: Path):
     assert len(found) == 2
 
 
-@pytest.mark.spark
-def test_on_source_failure_continue_keeps_the_other_sources(run_emulator, tmp_path: Path):
-    """With `--on-source-failure continue`, a failed topic does not stop the table's other sources.
-
-    The exit code is still 1.
-    """
-    emulator = run_emulator()
-    emulator.publish(TOPIC, orders(3))
-    emulator.publish_streaming("/topic/Accounts", numbered(2))
-    arguments = [
-        *("--topic", TOPIC, "--channel", "/topic/Accounts", "--topic", "/event/Gone__e"),
-        *("--managed", "My_Managed_Subscription", "--to", str(tmp_path / "org")),
-        *("--once", "--idle-timeout", "2", "--on-source-failure", "continue"),
-    ]
-    done = ingest_from(emulator, *arguments)
-    assert done.returncode == 1, done.stderr
-    assert "topic /event/Gone__e failed, continuing without it: " in done.stderr
-    lines = {line.get("managed") or line.get("topic") or line["channel"]: line
-             for line in map(json.loads, done.stdout.splitlines())}  # fmt: skip
-    assert lines["/event/Gone__e"]["ending"] == "failed"
-    assert lines["/topic/Accounts"]["rows"] == 2
-    assert lines["/topic/Accounts"]["position"].isdecimal()
-    both = [lines[TOPIC], lines["My_Managed_Subscription"]]
-    assert [line["received"] for line in both] == [3, 3]
-    assert sum(line["rows"] for line in both) == 3, "an event from two sources was stored twice"
-    rows = ds.dataset(tmp_path / "org", format="parquet").to_table().to_pylist()
-    assert sorted(row["ingest_seq"] for row in rows) == list(range(5))
-    channel = [row for row in rows if row["subscription"] == "/topic/Accounts"]
-    assert [json.loads(row["payload"])["sobject"]["Name"] for row in channel] == ["0", "1"]
-
-
-@pytest.mark.spark
-def test_a_managed_position_lost_while_the_job_was_down_is_one_gap(run_emulator, tmp_path: Path):
-    """After 80 h down, the service has dropped the committed position and starts elsewhere without
-    an error. The command warns, counts one gap, stores it, and writes the events from there; the
-    next run does not find the gap again.
-    """
-    emulator = run_emulator(settings=EmulatorSettings(keepalive_s=0.3))
-    emulator.publish(TOPIC, orders(3))
-    table = tmp_path / "org"
-    arguments = ["--managed", "My_Managed_Subscription", "--to", str(table), "--once"]
-    assert ingest_from(emulator, *arguments).returncode == 0
-    emulator.publish(TOPIC, orders(1, 3))  # expires before it is received
-    emulator.clock.jump(80 * 3600.0)
-    emulator.publish(TOPIC, orders(2, 4))
-    runs = [ingest_from(emulator, *arguments) for _ in range(2)]
-    assert [done.returncode for done in runs] == [0, 0], runs[0].stderr
-    lines = [json.loads(done.stdout) for done in runs]
-    assert [line["gaps"] for line in lines] == [1, 0]
-    assert [done.stderr.count("(expired)") for done in runs] == [1, 0], runs[0].stderr
-    assert [line["rows"] for line in lines] == [2, 0]
-    (gap,) = (tmp_path / ".org.sfpubsub" / "_gaps").glob("*.json")
-    assert json.loads(gap.read_text())["reason"] == "expired"
-
-
-@pytest.mark.spark
-def test_a_user_who_may_not_see_every_record_is_a_gap(run_emulator, tmp_path: Path):
-    """Salesforce delivers no changes to a user without View All, and names no error: the command
-    says what to grant, and stores a gap that names the object.
-    """
-    emulator = run_emulator(settings=EmulatorSettings(keepalive_s=0.3))
-    emulator.accounts.put_user("limited@example.com", "secret", view_all=False)
-    limited = {**environment(emulator)}
-    limited["SFPUBSUB_ACCESS_TOKEN"] = emulator._sessions.issue("limited@example.com")
-    arguments = ["--topic", "/data/AccountChangeEvent", "--to", str(tmp_path / "t")]
-    done = subprocess.run(
-        [sys.executable, "-m", "sfpubsub", "ingest", *arguments, "--idle-timeout", "10"],
-        env={**os.environ, **limited},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "grant the user View All" in done.stderr
-    assert json.loads(done.stdout)["gaps"] == 1
-    (gap,) = (tmp_path / ".t.sfpubsub" / "_gaps").glob("*.json")
-    found = json.loads(gap.read_text())
-    assert (found["reason"], found["entity"]) == ("rights", "Account")
-
-
 def jvms_of(mark: str) -> list[int]:
     """Return the pids of the Java processes whose environment contains *mark*."""
     found = []
@@ -378,43 +293,6 @@ def test_signal_while_spark_starts_ends_the_command_cleanly(tmp_path: Path, numb
     assert out == ""
     until(lambda: not jvms_of(mark), "the end of Java")
     assert not (tmp_path / "t").exists(), "a table was made"
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_rejected_position_stops_the_job_without_a_fallback(run_emulator, tmp_path):
-    """A rejected position ends the job with exit code 4, and no gap is recorded.
-
-    With --fallback, the job continues and records the gap.
-    """
-    emulator = run_emulator()
-    emulator.publish(TOPIC, orders(3))
-    arguments = ["--topic", TOPIC, "--to", str(tmp_path / "t"), "--once", "--idle-timeout", "1"]
-    assert ingest_from(emulator, *arguments).returncode == 0
-    emulator.faults.add(Fault("reset_stream"))
-    emulator.publish(TOPIC, orders(2))
-    stopped = ingest_from(emulator, *arguments)
-    assert stopped.returncode == 4, stopped.stderr
-    assert json.loads(stopped.stdout)["ending"] == "failed"
-    assert list((tmp_path / ".t.sfpubsub" / "_gaps").iterdir()) == []
-    went_on = ingest_from(emulator, *arguments, "--fallback", "earliest")
-    assert went_on.returncode == 0, went_on.stderr
-    summary = json.loads(went_on.stdout)
-    assert (summary["rows"], summary["gaps"]) == (2, 1)
-    (gap,) = (tmp_path / ".t.sfpubsub" / "_gaps").iterdir()
-    assert json.loads(gap.read_text())["reason"] == "rejected"
-    assert len(ids_of(tmp_path / "t")) == 5
-
-
-def ingest_from(emulator, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process, with the emulator as the service."""
-    return subprocess.run(
-        [sys.executable, "-m", "sfpubsub", "ingest", *arguments],
-        env={**os.environ, **environment(emulator)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
 
 
 @pytest.mark.spark
@@ -530,9 +408,11 @@ def test_without_pyspark_the_error_names_the_extra(monkeypatch):
     assert result.exception.extra == "spark"
 
 
+@contextlib.contextmanager
 def _must_not_start(*arguments, **options):
     """Raise an error; used in place of `spark_session` where Spark must not be started."""
     raise WriteError("spark was started")
+    yield
 
 
 # The documentation.
@@ -589,5 +469,5 @@ def test_report_adds_up_all_sources_and_names_them(capsys):
     report.progress(source, Progress(rows=20, batches=20))
     report.progress(other, Progress(rows=7, batches=1, undecodable=2))
     assert report.text() == "27 rows in 21 batches, 0 duplicates dropped, 2 not decoded"
-    report.say("waiting: a reason", other)
+    report.say(other, "waiting: a reason")
     assert capsys.readouterr().err == "topic /event/B__e: waiting: a reason\n"

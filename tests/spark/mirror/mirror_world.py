@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.session import CurrentSession, Session
-from sfpubsub.cli.mirror_checks import ChannelMembers
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.rest import OrgReader
+from sfpubsub.spark.ingest.members import ChannelMembers
 from sfpubsub.spark.mirror.absences import Safeguards
 from sfpubsub.spark.mirror.job import Mirror
 from sfpubsub.spark.mirror.settings import MirrorSettings

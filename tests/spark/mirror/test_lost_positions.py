@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.spark.ingest.selection import LOOK_EVERY, SETTLING
 from sfpubsub.spark.ingest.sidecars import KeptGap
-from sfpubsub.spark.mirror.selection import LOOK_EVERY, SETTLING
 from sfpubsub.spark.raw.sidecar_files import read_sidecar
 from sfpubsub.spark.raw.sources import Source
 from tests.conftest import until

@@ -11,9 +11,9 @@ import pytest
 
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.session import CurrentSession, Session
-from sfpubsub.cli.mirror_checks import ALL_CHANGES, ChannelMembers
 from sfpubsub.errors import ConfigurationError, SfPubSubError, StreamUnavailableError
-from sfpubsub.spark.mirror.selection import (
+from sfpubsub.spark.ingest.members import ALL_CHANGES, ChannelMembers
+from sfpubsub.spark.ingest.selection import (
     LOOK_EVERY,
     RETRY_EVERY,
     SETTLING,

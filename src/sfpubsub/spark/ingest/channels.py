@@ -299,6 +299,11 @@ class ChannelSubscription:
         """Add a gap that the job found. Thread-safe."""
         self._note(gap)
 
+    def abort(self) -> None:
+        """Disconnect. The job's next call raises SubscriptionClosedError. Thread-safe."""
+        if self._state != "new":
+            self._client.close()
+
     def _receive(self, timeout: float | None) -> StreamingMessage | None:
         """Return the next message; None on a timeout, a lost connection or a new epoch.
 

@@ -23,26 +23,15 @@ from sfpubsub.spark.ingest.confirmations import Commit, Unconfirmed
 from sfpubsub.spark.ingest.pending_events import PendingEvents
 from sfpubsub.spark.ingest.progress import Ending, Progress, Summary
 from sfpubsub.spark.ingest.result import WriteResult
+from sfpubsub.spark.ingest.settings import (
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_BATCH_EVENTS,
+    DEFAULT_BATCH_SECONDS,
+)
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.types import Gap, Health
 
 _log = logging.getLogger("sfpubsub.spark")
-
-# Events per write. The fixed cost of a write in Spark (about 0.1 s) is small for 10,000 events
-# (measured: 10k events 0.2 s, 100k events 1 s). If a job is killed, about two batches at most have
-# to be received again: the one being written and the one being collected.
-DEFAULT_BATCH_EVENTS = 10_000
-
-# Longest time that a batch waits for more events after its first one, in seconds.
-DEFAULT_BATCH_SECONDS = 10.0
-
-# Payload bytes per write. They are sent to an executor in one task, together with their JSON of
-# about twice the size, and Spark rejects more than 128 MiB (spark.rpc.message.maxSize).
-DEFAULT_BATCH_BYTES = 32 * 1024 * 1024
-
-# Seconds without an event after which a job with ``once`` ends. Longer than gRPC's 20 s connection
-# timeout, so that an unreachable endpoint is not mistaken for an idle one.
-DEFAULT_IDLE_TIMEOUT = 30.0
 
 # Longest time between checks of `IngestJob.stop`, and of Spark's JVM, in seconds.
 _POLL = 0.25

@@ -12,40 +12,46 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from types import TracebackType
+from typing import Any, Protocol
 
 from sfpubsub.errors import SfPubSubError, WriteError
-from sfpubsub.spark.ingest.job import IngestJob
+from sfpubsub.spark.ingest.job import IngestJob, Subscription
 from sfpubsub.spark.ingest.progress import Summary
+from sfpubsub.spark.ingest.settings import OnFailure
 from sfpubsub.spark.raw.sources import Source
-from sfpubsub.types import Health
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds between checks of whether a job has ended. A signal wakes the main thread anyway.
+# Seconds between checks of whether a job has ended. Usually it says so sooner.
 _POLL = 0.2
 
-# Seconds that `join` waits for each job. Writing the largest batch takes about one second.
-_ABORT_TIMEOUT = 5.0
 
-OnFailure: TypeAlias = Literal["stop", "continue"]
+class SourceSubscription(Subscription, Protocol):
+    """A subscription of an `Ingest`. Its ``with`` block opens it, and drains it at the end."""
 
+    def __enter__(self) -> Any: ...
 
-class Watched(Protocol):
-    """The part of a subscription that progress messages need."""
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> Any: ...
 
-    def health(self) -> Health:
-        """Return the subscription's current health, or its last health if it has ended."""
+    def abort(self) -> None:
+        """End it without draining. Thread-safe."""
         ...
 
 
 @dataclass
 class Stream:
-    """The job, subscription and outcome of one source."""
+    """The job, subscription and outcome of one source. Any thread may read it."""
 
     source: Source
     job: IngestJob
-    subscription: Watched
+    subscription: SourceSubscription
+    """The source's subscription. Use only `health` of it."""
     block: AbstractContextManager[Any]
     """Context in which the job runs: it opens the subscription on entry, and drains it on exit."""
     finish: Callable[[], None]
@@ -76,12 +82,6 @@ class Streams:
         self._on_failure = on_failure
         self._failed: list[Stream] = []
         self._ended = threading.Event()
-        self._threads = [
-            threading.Thread(
-                target=self._run, args=(stream,), name=f"ingest {stream.source.name}", daemon=True
-            )
-            for stream in streams
-        ]
 
     def stop(self) -> None:
         """Tell all jobs to stop after writing and acking the events received so far.
@@ -92,7 +92,7 @@ class Streams:
             stream.job.stop()
 
     def run(self) -> None:
-        """Run all jobs. Call it in the main thread, which remains free to handle signals.
+        """Run all jobs, and wait until all have ended.
 
         Raises:
             SfPubSubError: The first job that failed raised this error. With several sources, the
@@ -100,9 +100,10 @@ class Streams:
                 Depending on *on_failure*, the first failure stops the other jobs. If they fail
                 too, their errors are only logged.
         """
-        for stream, thread in zip(self._streams, self._threads, strict=True):
+        for stream in self._streams:
             stream.is_running = True
-            thread.start()
+            name = f"ingest {stream.source.name}"
+            threading.Thread(target=self._run, args=(stream,), name=name, daemon=True).start()
         while any(stream.is_running for stream in self._streams):
             self._ended.wait(_POLL)
             self._ended.clear()
@@ -127,21 +128,11 @@ class Streams:
                 _log.error("%s: %s", stream.source, stream.error)
             self.stop()
 
-    def join(self) -> None:
-        """Wait for the jobs' threads to end, at most `_ABORT_TIMEOUT` seconds for each.
-
-        Call it after the subscriptions have been aborted. Threads that have not ended by then are
-        abandoned.
-        """
-        for thread in self._threads:
-            if thread.ident is not None:  # it was started
-                thread.join(_ABORT_TIMEOUT)
-
     def _run(self, stream: Stream) -> None:
         for step in (stream.run, stream.finish):
             try:
                 step()
-            except BaseException as error:  # noqa: BLE001  # raised in the main thread
+            except BaseException as error:  # noqa: BLE001  # raised by `run`
                 if stream.error is None:
                     stream.error, stream.summary = error, None
                 else:  # a second error must not hide the first

@@ -27,6 +27,7 @@ from sfpubsub.errors import (
     WriteError,
 )
 from sfpubsub.rest import ObjectDescription, OrgReader
+from sfpubsub.spark.ingest.selection import Selection
 from sfpubsub.spark.ingest.sidecars import KeptGap, Sidecars
 from sfpubsub.spark.mirror import planning
 from sfpubsub.spark.mirror.absences import Safeguards
@@ -44,7 +45,6 @@ from sfpubsub.spark.mirror.planning import Wanted
 from sfpubsub.spark.mirror.reading import OrgReads, Reading
 from sfpubsub.spark.mirror.reads import AsOf, Read
 from sfpubsub.spark.mirror.rights import Rights, check_object, check_rights
-from sfpubsub.spark.mirror.selection import Selection
 from sfpubsub.spark.mirror.selection_watch import SelectionWatch
 from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
 from sfpubsub.spark.mirror.signals import Signals

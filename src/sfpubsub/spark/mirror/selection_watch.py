@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.spark.ingest.background import Background
-from sfpubsub.spark.mirror.queue import MirrorQueue
-from sfpubsub.spark.mirror.selection import (
+from sfpubsub.spark.ingest.selection import (
     LOOK_EVERY,
     RETRY_EVERY,
     SETTLING,
@@ -22,6 +21,7 @@ from sfpubsub.spark.mirror.selection import (
     Selection,
     compared,
 )
+from sfpubsub.spark.mirror.queue import MirrorQueue
 from sfpubsub.spark.mirror.waiting import Waiting, Why
 from sfpubsub.types import Gap, ReplayId
 

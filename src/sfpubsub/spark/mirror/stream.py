@@ -19,16 +19,16 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.client.last_confirmed import LastConfirmed
 from sfpubsub.config import WINDOW, Limits, Timings
-from sfpubsub.spark.ingest.job import (
+from sfpubsub.spark.ingest.job import IngestJob
+from sfpubsub.spark.ingest.positions import TableReplayStore
+from sfpubsub.spark.ingest.progress import Progress
+from sfpubsub.spark.ingest.settings import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_BATCH_EVENTS,
     DEFAULT_BATCH_SECONDS,
-    IngestJob,
 )
-from sfpubsub.spark.ingest.positions import TableReplayStore
-from sfpubsub.spark.ingest.progress import Progress
 from sfpubsub.spark.ingest.sidecars import KeptGap, Sidecars
-from sfpubsub.spark.ingest.streams import Watched
+from sfpubsub.spark.ingest.streams import SourceSubscription
 from sfpubsub.spark.ingest.together import Member, SharedWriter
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.mirror.backlog import Backlog
@@ -152,9 +152,9 @@ class MirrorStream:
         return self._job
 
     @property
-    def subscription(self) -> Watched:
+    def subscription(self) -> SourceSubscription:
         """The subscription that supplies the events. Available once the stream is open."""
-        return cast("Watched", self._subscription)
+        return cast("SourceSubscription", self._subscription)
 
     def begin(self) -> None:
         """Start ingesting events in the background thread."""

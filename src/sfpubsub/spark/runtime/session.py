@@ -76,7 +76,9 @@ def spark_session(
     java_options: str = "",
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """Start a Spark session, or use an existing one, and stop it at the end of the block.
+    """Start a Spark session, and stop it at the end of the block.
+
+    If the process has a session already, that one is used, and left running.
 
     Under spark-submit, the session uses the JVM that spark-submit has started.
 
@@ -121,6 +123,7 @@ def spark_session(
     if master is not None and master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         # Local executors use this Python; Spark's default is the first one on the PATH.
         environment["PYSPARK_PYTHON"] = sys.executable
+    is_ours = SparkContext._active_spark_context is None
     try:
         with _environment(environment):
             _start_java(wanted)
@@ -140,11 +143,17 @@ def spark_session(
     try:
         if format != "parquet":
             check_session(spark, format)
-        if format == "delta":
+        if format == "delta" and is_ours:
             _leave_out_checksum_files(spark)
         yield spark
     finally:
-        _stop(spark)
+        if is_ours:
+            _stop(spark)
+
+
+def is_java_running() -> bool:
+    """Return whether this process has started Spark's JVM."""
+    return SparkContext._gateway is not None
 
 
 def _leave_out_checksum_files(spark: SparkSession) -> None:

@@ -1,4 +1,4 @@
-"""Watch whether the user of ``sfpubsub ingest`` may see every record whose changes it receives.
+"""Watch whether the user of an ingest may see every record whose changes it receives.
 
 Salesforce delivers the change events of an object only to users with View All. If the right is
 withdrawn, the delivery ends within ten minutes, and no error is named. So the org is asked at the
@@ -15,16 +15,16 @@ from types import TracebackType
 
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.session import CurrentSession
-from sfpubsub.cli.mirror_checks import ChannelMembers
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.rest import OrgReader
 from sfpubsub.rest.grants import CHECK_EVERY, Finding, Grant, Held, checked
 from sfpubsub.spark.ingest.background import Background
-from sfpubsub.spark.mirror.selection import LOOK_EVERY, object_of
+from sfpubsub.spark.ingest.members import ChannelMembers
+from sfpubsub.spark.ingest.selection import LOOK_EVERY, object_of
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import Gap, ReplayId
 
-_log = logging.getLogger("sfpubsub.cli")
+_log = logging.getLogger("sfpubsub.spark")
 
 # Maximum seconds to wait at the end for a request that is under way.
 _JOIN = 1.0

@@ -1,11 +1,11 @@
-"""Ask the org which objects' change events a mirror's channel delivers."""
+"""Ask the org which objects' change events a channel delivers."""
 
 from __future__ import annotations
 
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession
-from sfpubsub.spark.mirror.selection import Member, Selection
+from sfpubsub.spark.ingest.selection import Member, Selection
 from sfpubsub.tooling import API_VERSION, Tooling
 from sfpubsub.tooling.event_channels import STANDARD, ChannelMember, EventChannels
 

@@ -8,10 +8,10 @@ import pytest
 
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.session import CurrentSession, Session
-from sfpubsub.cli.ingest_rights import OrgGrants, RightsWatch
 from sfpubsub.errors import PermissionDeniedError, SfPubSubError
 from sfpubsub.rest.grants import CHECK_EVERY, Grant
-from sfpubsub.spark.mirror.selection import event_of, object_of
+from sfpubsub.spark.ingest.rights import OrgGrants, RightsWatch
+from sfpubsub.spark.ingest.selection import event_of, object_of
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import Gap, ReplayId
 from tests.conftest import until
