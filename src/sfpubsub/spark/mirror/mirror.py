@@ -101,9 +101,7 @@ class Mirror(ThreadedJob):
             on_acked=on_acked,
             wrap=wrap,
         )
-        """The `Ingest` of the events."""
-        self.job: MirrorJob | None = None
-        """The job that maintains the tables. None before they are open."""
+        self.job: MirrorJob | None = None  # until the tables are open
         self._objects = list(dict.fromkeys(objects))
         self._place = place
         self._say = on_message or (lambda _: None)
