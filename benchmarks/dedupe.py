@@ -41,7 +41,8 @@ from tests.avro.schemas import payload, values
 
 from sfpubsub.avro.json import to_json
 from sfpubsub.spark.ingest.dedupe import Marker, judge
-from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW, DEFAULT_WINDOW_KEYS, KeyWindow
+from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW, KeyWindow
+from sfpubsub.spark.ingest.settings import DEFAULT_WINDOW_KEYS
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.runtime.session import spark_session

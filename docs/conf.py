@@ -54,7 +54,6 @@ nitpick_ignore = [
     ("py:class", "sfpubsub.protocol.commands.OpenPublish"),
     ("py:class", "sfpubsub.protocol.events.Failure"),
     ("py:class", "sfpubsub.protocol.events.Response"),
-    ("py:class", "sfpubsub.spark.mirror.stream.StreamState"),
     ("py:class", "sfpubsub.spark.ingest.progress.Progress"),
     ("py:class", "sfpubsub.spark.raw.rows.Row"),
     ("py:class", "sfpubsub.spark.raw.rows.TimedEvents"),

@@ -12,15 +12,14 @@ import sys
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from sfpubsub.cli.main import run
+from sfpubsub.spark import Mirror, MirrorSettings
 
 
 def main() -> None:
     """Update the table from the org, and print the live records that are known to be correct."""
     name, target = sys.argv[1:]
-    code = run(["mirror", "run", name, "--to", target, "--once", "--margin", "1"])
-    if code:
-        sys.exit(code)
+    with Mirror([name], to=target, settings=MirrorSettings(margin=1.0)) as mirror:
+        mirror.run(once=True)
     sql = (
         'SELECT record_id, "Name" FROM t '
         'WHERE NOT _is_deleted AND _complete AND NOT _reread ORDER BY "Name"'

@@ -5,6 +5,7 @@
     SfPubSubError
      ├── ConfigurationError            a setting, option or destination is wrong
      │    ├── OtherOrgError            the session or the events are of another org than before
+     │    ├── FilteredObjectError      a channel delivers only some events of a mirrored object
      │    └── MissingExtraError        an optional dependency is not installed (also an ImportError)
      ├── AuthenticationError           the credentials were refused
      │    └── SessionExpiredError      the session is no longer accepted; a new one may be
@@ -88,6 +89,10 @@ class ConfigurationError(SfPubSubError):
 
 class OtherOrgError(ConfigurationError):
     """The session or the events are of another org than before, or than the data of a table."""
+
+
+class FilteredObjectError(ConfigurationError):
+    """A channel has a filter for an object, so its mirror would be a subset for ever."""
 
 
 class MissingExtraError(ConfigurationError, ImportError):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow.dataset as ds
+import pytest
 
 import sfpubsub.spark
 from sfpubsub.client.subscription import Subscription
@@ -18,6 +19,7 @@ from tests.cli.test_cli import point_at
 from tests.client.test_managed import TOPIC, orders
 from tests.conftest import until
 from tests.pages import blocks, page
+from tests.spark.conftest import TABLE_FORMAT
 
 
 def test_the_program_in_the_documentation_runs(spark, run_emulator, tmp_path, monkeypatch):
@@ -82,6 +84,18 @@ def test_the_programs_of_the_ingest_page_run(spark, run_emulator, tmp_path, monk
     for table in ("orders", "more"):
         rows = ds.dataset(tmp_path / table).to_table(columns=["event_id"]).column("event_id")
         assert rows.to_pylist() == published
+
+
+@pytest.mark.skipif(TABLE_FORMAT != "delta", reason="the page's format is delta")
+def test_the_program_of_the_mirror_page_runs(spark, run_emulator, tmp_path, monkeypatch, capsys):
+    """It reads the records, and ends; its margin is left out here."""
+    emulator = run_emulator(settings=Settings(keepalive_s=0.3))
+    point_at(emulator, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    emulator.records.create("Account", {"Name": "Acme"}, emulator.accounts.holder(""))
+    (code,) = blocks(page("mirror"), "python")
+    exec(compile(code.replace("margin=60.0", "margin=0.0"), "page", "exec"), {})
+    assert capsys.readouterr().out == "1 records read, 0 events applied\n"
 
 
 def _ingest_programs(tmp_path) -> list[str]:

@@ -16,10 +16,13 @@ from sfpubsub.spark import (
     read_typed,
     read_undecodable,
 )
-from sfpubsub.spark.mirror.job import Mirror
+from sfpubsub.spark.ingest.ingest import Ingest
+from sfpubsub.spark.mirror.job import MirrorJob
+from sfpubsub.spark.mirror.mirror import Mirror
 from sfpubsub.spark.mirror.starting_over import is_mirror, start_over
 from sfpubsub.spark.mirror.verifying import Verification
 from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.tables import open_target
 from tests.spark.sample_events import TOPIC
 
@@ -34,7 +37,10 @@ DOORS: dict[str, Callable[[], object]] = {
     "ForeachBatchWriter": lambda: ForeachBatchWriter(NONE, "out", topic=TOPIC),
     "EventTables raw": lambda: EventTables(NONE, "out", "./tables"),
     "EventTables to": lambda: EventTables(NONE, "./raw", "out", format="delta"),
-    "Mirror": lambda: Mirror(NONE, NONE, RAW, "out", ["Account"]),
+    "Ingest": lambda: Ingest([Source("topic", TOPIC)], to="out"),
+    "Mirror": lambda: Mirror(["Account"], to="out"),
+    "Mirror raw": lambda: Mirror(["Account"], to="./lake", raw="out"),
+    "MirrorJob": lambda: MirrorJob(NONE, NONE, RAW, "out", ["Account"]),
     "Verification": lambda: Verification(NONE, NONE, "out", "Account"),
     "is_mirror": lambda: is_mirror(NONE, "out", "delta"),
     "open_target": lambda: open_target(NONE, "out", "delta"),

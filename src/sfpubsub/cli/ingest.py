@@ -6,7 +6,6 @@ This module reads the options and starts the run. It makes no decisions about ev
 from __future__ import annotations
 
 import gc
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,9 +16,8 @@ from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.params import Channel, ManagedName, ReadingCommand, Seconds, TableLocation, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.source_watch import SourceWatch
-from sfpubsub.cli.spark_options import pairs, spark_options, spark_settings
+from sfpubsub.cli.spark_options import pairs, require_spark, spark_options, spark_settings
 from sfpubsub.cli.watching import Address, http_option, watching
-from sfpubsub.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from sfpubsub.spark.ingest.progress import Progress
@@ -196,7 +194,7 @@ def ingest(
         )
     if table_properties and format_ == "parquet":
         raise click.UsageError("--table-property requires --format delta or iceberg")
-    _require_spark()
+    require_spark("sfpubsub ingest")
     # Imported here, because these modules load pyspark, pyarrow and grpc, which slows down --help.
     from sfpubsub.spark.ingest.ingest import Ingest
     from sfpubsub.spark.ingest.settings import DEFAULT_IDLE_TIMEOUT, IngestSettings
@@ -282,12 +280,6 @@ def ingest(
             click.echo(summary_line(stream, job.table))
     if stop.interrupted:
         click.get_current_context().exit(INTERRUPTED)
-
-
-def _require_spark() -> None:
-    for module in ("pyspark", "pyarrow"):
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtraError("sfpubsub ingest", "spark")
 
 
 def _sources(

@@ -17,6 +17,7 @@ from sfpubsub import __version__
 from sfpubsub.cli.logs import LogFormat, set_up
 from sfpubsub.errors import (
     AuthenticationError,
+    FilteredObjectError,
     OtherOrgError,
     PermissionDeniedError,
     ReplayIdRejectedError,
@@ -165,7 +166,7 @@ def run(args: list[str] | None = None) -> int:
 
 def exit_code(error: SfPubSubError) -> int:
     """Return the exit code for an error."""
-    if isinstance(error, OtherOrgError):
+    if isinstance(error, (OtherOrgError, FilteredObjectError)):
         return WRONG_USE
     if isinstance(error, (AuthenticationError, PermissionDeniedError)):
         return NOT_ALLOWED

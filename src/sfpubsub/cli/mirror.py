@@ -5,24 +5,33 @@ This module parses options and starts the run. It makes no decisions about recor
 
 from __future__ import annotations
 
-import importlib.util
+import gc
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from sfpubsub.cli import mirror_tools
+from sfpubsub.cli.live import echo
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.params import ManagedName, Seconds, TableLocation, Topic
 from sfpubsub.cli.service import StopRequest, service_options
-from sfpubsub.cli.spark_options import spark_options, spark_settings
-from sfpubsub.cli.watching import Address, http_option
-from sfpubsub.errors import MissingExtraError
+from sfpubsub.cli.source_watch import SourceWatch
+from sfpubsub.cli.spark_options import require_spark, spark_options, spark_settings
+from sfpubsub.cli.step_watch import StepWatch
+from sfpubsub.cli.watching import Address, http_option, watching
+from sfpubsub.cli.words import counted
+from sfpubsub.monitoring.metrics import Metric
+from sfpubsub.monitoring.monitor import OUR
+from sfpubsub.monitoring.registry import Sample
+from sfpubsub.monitoring.words import span
 from sfpubsub.spark.ingest.members import ALL_CHANGES
+from sfpubsub.spark.ingest.settings import DEFAULT_BATCH_SECONDS
 from sfpubsub.spark.mirror.settings import DEFAULT_BULK_FROM, DEFAULT_PIECE_ROWS
 
 if TYPE_CHECKING:
+    from sfpubsub.spark.mirror.mirror import Mirror
     from sfpubsub.spark.mirror.settings import Deletes
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -124,6 +133,7 @@ def mirror() -> None:
     "--batch-seconds",
     type=Seconds(min=0),
     metavar="S",
+    default=DEFAULT_BATCH_SECONDS,
     help="Write a batch to the raw table at most S seconds after its first event.  [default: 10]",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
@@ -137,7 +147,7 @@ def run(
     format_: str,
     managed: str | None,
     topic: str | None,
-    start: str,
+    start: Literal["earliest", "latest"],
     margin: float,
     once: bool,
     deletes: Deletes,
@@ -146,7 +156,7 @@ def run(
     api_calls_per_day: int | None,
     refresh_formulas: float,
     sweep: float,
-    batch_seconds: float | None,
+    batch_seconds: float,
     master: str | None,
     conf: tuple[tuple[str, str], ...],
     packages: tuple[str, ...],
@@ -160,23 +170,19 @@ def run(
     """
     if managed is not None and topic is not None:
         raise click.UsageError("use only one of --managed and --topic")
-    for module in ("pyspark", "pandas", "pyarrow"):
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtraError("sfpubsub mirror", "spark")
+    require_spark("sfpubsub mirror", "pandas")
     # Imported here, because these modules load pyspark and pyarrow.
-    from sfpubsub.cli.mirror_run import MirrorRun
+    from sfpubsub.spark.mirror.mirror import Mirror
     from sfpubsub.spark.mirror.settings import MirrorSettings
     from sfpubsub.spark.raw.sources import Source
-    from sfpubsub.spark.tables.target import Place
+    from sfpubsub.spark.runtime.session import spark_session
 
-    source = Source("managed", managed) if managed else Source("topic", topic or ALL_CHANGES)
-    found = MirrorRun(
+    job = Mirror(
         objects,
-        Place.parse(target, format_),
-        target=target,
+        to=target,
+        format=format_,
+        source=Source("managed", managed) if managed else Source("topic", topic or ALL_CHANGES),
         raw=raw,
-        source=source,
-        start=start,
         settings=MirrorSettings(
             margin=margin,
             deletes=deletes,
@@ -184,17 +190,86 @@ def run(
             piece_rows=piece_rows,
             refresh_formulas=refresh_formulas,
             sweep=sweep,
+            start=start,
+            batch_seconds=batch_seconds,
             api_calls_per_day=api_calls_per_day,
         ),
-        batch_seconds=batch_seconds,
-        service=service,
+        options=service,
+        spark=spark_session(
+            master,
+            format=format_,
+            app_name="sfpubsub mirror",
+            settings=spark_settings(conf, packages),
+        ),
+        on_message=echo,
+        on_progress=lambda *wrote: watch.wrote(*wrote),
+        on_acked=lambda *acked: watch.acked(*acked),
+        wrap=lambda *parts: watch.wrap(*parts),
     )
+    settings = job.stream.service.settings
+    watch = SourceWatch("mirror", settings, target, lambda _, text: echo(text))
+
+    def stopping() -> None:
+        if job.job is None:
+            echo("stopping once Spark has started")
+        job.stop()
+
     stop = StopRequest()
-    with stop.installed():
-        found.all(master, spark_settings(conf, packages), stop, once=once, address=http)
-    click.echo(json.dumps(found.summary()))
+    with (
+        stop.installed(),
+        watching(
+            f"mirror in {target}",
+            http,
+            timings=settings.timings,
+            also=lambda: _progress_text(job),
+            ends=True,
+        ) as watch.monitor,
+    ):
+        echo("starting Spark")
+        stop.tell(stopping)
+        with job:
+            if job.job is not None:
+                watch.follow(job.stream.streams)
+                watch.status[job.stream.source].follow_objects(job.status)
+                StepWatch().follow(job.job.engine, watch.monitor)
+                watch.monitor.follow_counts(lambda: _samples(job))
+                watch.monitor.follow_objects(job.status)
+            gc.freeze()
+            job.run(once=once)
+    summary = {
+        "to": target,
+        "raw": str(job.stream.table),
+        "objects": job.objects,
+        **vars(job.report),
+    }
+    click.echo(json.dumps(summary))
     if stop.interrupted:
         click.get_current_context().exit(INTERRUPTED)
+
+
+def _progress_text(job: Mirror) -> str:
+    """Return the progress as text for the status line; empty before the tables are open."""
+    if job.job is None:
+        return ""
+    report, objects = job.report, job.status()
+    text = f"{counted(report.events, 'event')} applied, {counted(report.records, 'record')} read"
+    if queued := sum(each.queued for each in objects):
+        text += f", {queued} to be reread"
+    if behind := max((each.behind or 0.0 for each in objects), default=0.0):
+        text += f", tables {span(behind)} behind"
+    waiting = [each.entity for each in objects if each.waits]
+    return f"{text}, waiting: {', '.join(waiting)}" if waiting else text
+
+
+def _samples(job: Mirror) -> list[Sample]:
+    report = job.report
+    counts = {
+        Metric.MIRROR_EVENTS: report.events,
+        Metric.MIRROR_RECORDS: report.records,
+        Metric.MIRROR_READS: report.reads,
+        Metric.MIRROR_CALLS: report.api_calls,
+    }
+    return [Sample(metric, count, OUR) for metric, count in counts.items()]
 
 
 mirror.add_command(mirror_tools.signal)

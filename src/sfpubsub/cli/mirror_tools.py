@@ -6,7 +6,6 @@ with the org.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,10 +17,10 @@ import click
 from sfpubsub.cli.main import FAILED
 from sfpubsub.cli.params import Seconds, TableLocation
 from sfpubsub.cli.service import StopRequest, service_options
-from sfpubsub.cli.spark_options import spark_options, spark_settings
+from sfpubsub.cli.spark_options import require_spark, spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.words import counted
-from sfpubsub.errors import ConfigurationError, MissingExtraError
+from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.mirror.settings import DEFAULT_MARGIN
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def signal(
         )
     if where is not None and reread is None:
         raise click.UsageError("--where requires --reread")
-    _check_spark("sfpubsub mirror signal")
+    require_spark("sfpubsub mirror signal", "pandas")
     # Imported here, because these modules load pyspark and pyarrow.
     from sfpubsub.rest.asking import check_name
     from sfpubsub.spark.mirror.mailbox import Mailbox
@@ -194,7 +193,7 @@ def verify(
     last line contains the counts. The exit code is 1 if a difference has no such reason, and 3 if
     the user may not see every record: then nothing can be said about missing records.
     """
-    _check_spark("sfpubsub mirror verify")
+    require_spark("sfpubsub mirror verify", "pandas")
     # Imported here, because these modules load pyspark and pyarrow.
     from sfpubsub.auth.http import HttpClient
     from sfpubsub.auth.oauth import session_provider
@@ -247,12 +246,6 @@ def _record(difference: Difference) -> dict[str, Any]:
             name: {"org": org, "table": table} for name, (org, table) in difference.fields.items()
         },
     }
-
-
-def _check_spark(command: str) -> None:
-    for module in ("pyspark", "pandas", "pyarrow"):
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(command, "spark")
 
 
 @contextmanager

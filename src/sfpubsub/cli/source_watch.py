@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sfpubsub.cli.status_file import StatusFile
-from sfpubsub.cli.tracing import Subscription as Reading
 from sfpubsub.cli.tracing import TracedSubscription, TracedWriter
 from sfpubsub.cli.waiting import Waiting
 from sfpubsub.cli.watching import is_traced
@@ -22,7 +21,7 @@ from sfpubsub.monitoring.monitor import Monitor
 
 if TYPE_CHECKING:
     from sfpubsub.client.batch import EventBatch
-    from sfpubsub.spark.ingest.job import Writer
+    from sfpubsub.spark.ingest.job import Subscription, Writer
     from sfpubsub.spark.ingest.progress import Progress
     from sfpubsub.spark.ingest.streams import SourceSubscription, Stream
     from sfpubsub.spark.raw.sources import Source
@@ -63,7 +62,7 @@ class SourceWatch:
         self.status[source] = status
         self._writes[source] = WriteWatch(self.monitor, source)
         self.monitor.observe(status.observation)
-        reading: Reading = subscription
+        reading: Subscription = subscription
         if is_traced():
             from sfpubsub.monitoring.tracing import SourceTracing
 
@@ -102,7 +101,7 @@ class WatchedSubscription:
     def __init__(
         self,
         subscription: SourceSubscription,
-        reading: Reading,
+        reading: Subscription,
         status: StatusFile,
         waiting: Waiting,
     ) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+
+from sfpubsub.errors import MissingExtraError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,6 +27,16 @@ def pairs(
             raise click.BadParameter("the value must have the form KEY=VALUE", param=parameter)
         found.append((key.strip(), text))
     return tuple(found)
+
+
+def require_spark(command: str, *also: str) -> None:
+    """Check that PySpark, PyArrow and the packages *also* are installed, without importing them.
+
+    Raises:
+        MissingExtraError: One is missing; the error names *command*.
+    """
+    if any(importlib.util.find_spec(name) is None for name in ("pyspark", "pyarrow", *also)):
+        raise MissingExtraError(command, "spark")
 
 
 def spark_options(command: F) -> F:

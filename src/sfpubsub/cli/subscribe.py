@@ -19,7 +19,6 @@ from sfpubsub.cli.output import Output
 from sfpubsub.cli.params import ManagedName, ReadingCommand, Seconds, Topic
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.cli.status_file import StatusFile
-from sfpubsub.cli.tracing import Subscription as Reading
 from sfpubsub.cli.tracing import TracedSubscription
 from sfpubsub.cli.waiting import Waiting
 from sfpubsub.cli.watching import Address, http_option, is_traced, watching
@@ -32,6 +31,7 @@ if TYPE_CHECKING:  # these are imported where they are used, so that --help is f
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.subscription import Subscription
     from sfpubsub.client.undecodable import OnUndecodable
+    from sfpubsub.spark.ingest.job import Subscription as Reading
     from sfpubsub.stores.file_quarantine import FileQuarantine
     from sfpubsub.stores.file_replay_store import FileReplayStore
 

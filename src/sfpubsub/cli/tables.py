@@ -6,7 +6,6 @@ credentials.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import threading
@@ -19,12 +18,11 @@ from sfpubsub.cli.live import echo
 from sfpubsub.cli.main import FAILED, INTERRUPTED
 from sfpubsub.cli.params import TableLocation
 from sfpubsub.cli.service import StopRequest
-from sfpubsub.cli.spark_options import spark_options, spark_settings
+from sfpubsub.cli.spark_options import require_spark, spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.step_watch import StepWatch
 from sfpubsub.cli.watching import Address, http_option, watching
 from sfpubsub.cli.words import counted
-from sfpubsub.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from sfpubsub.spark.tables.engine import StepReport
@@ -111,9 +109,7 @@ def tables(
     """
     if yes and what is None:
         raise click.UsageError("--yes requires rebuild")
-    for module in ("pyspark", "pandas", "pyarrow"):
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtraError("sfpubsub tables", "spark")
+    require_spark("sfpubsub tables", "pandas")
     # Imported here, because these modules load pyspark and pyarrow.
     from sfpubsub.spark.mirror import starting_over
     from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_of

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sfpubsub.client.batch import EventBatch
     from sfpubsub.monitoring.tracing import SourceTracing
-    from sfpubsub.spark.ingest.job import Writer
+    from sfpubsub.spark.ingest.job import Subscription, Writer
     from sfpubsub.spark.ingest.result import WriteResult
     from sfpubsub.spark.raw.rows import EventRows
     from sfpubsub.types import Gap, Health
-
-
-class Subscription(Protocol):
-    """The part of a subscription that `TracedSubscription` uses."""
-
-    @property
-    def name(self) -> str:
-        """The topic, or the managed subscription's name or id."""
-        ...
-
-    def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        """Return the next batch of events, or None if none arrives within *timeout* seconds."""
-        ...
-
-    def health(self) -> Health:
-        """Return a snapshot of the subscription's health."""
-        ...
-
-    def report_gap(self, gap: Gap) -> None:
-        """Report a gap that the job found."""
-        ...
 
 
 class TracedSubscription:

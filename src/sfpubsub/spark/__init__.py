@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from sfpubsub.spark.ingest.settings import IngestSettings
     from sfpubsub.spark.ingest.streams import SourceSubscription, Stream
     from sfpubsub.spark.ingest.writer import EventWriter
+    from sfpubsub.spark.mirror.mirror import Mirror
+    from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
+    from sfpubsub.spark.mirror.status import ObjectStatus
     from sfpubsub.spark.raw.rows import EventRows
     from sfpubsub.spark.raw.sidecar_files import read_sidecar
     from sfpubsub.spark.raw.sources import Source
@@ -39,6 +42,10 @@ _HOMES = {
     "Ingest": "sfpubsub.spark.ingest.ingest",
     "IngestJob": "sfpubsub.spark.ingest.job",
     "IngestSettings": "sfpubsub.spark.ingest.settings",
+    "Mirror": "sfpubsub.spark.mirror.mirror",
+    "MirrorReport": "sfpubsub.spark.mirror.settings",
+    "MirrorSettings": "sfpubsub.spark.mirror.settings",
+    "ObjectStatus": "sfpubsub.spark.mirror.status",
     "Part": "sfpubsub.spark.ingest.screening",
     "Progress": "sfpubsub.spark.ingest.progress",
     "PubSubDataSource": "sfpubsub.spark.stream.datasource",
@@ -65,6 +72,10 @@ __all__ = [
     "Ingest",
     "IngestJob",
     "IngestSettings",
+    "Mirror",
+    "MirrorReport",
+    "MirrorSettings",
+    "ObjectStatus",
     "Part",
     "Progress",
     "PubSubDataSource",

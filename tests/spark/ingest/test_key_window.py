@@ -225,7 +225,8 @@ def test_window_reports_only_what_was_loaded(small: None):
 
 GROWN = """
     import json, os
-    from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW, DEFAULT_WINDOW_KEYS, KeyWindow
+    from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW, KeyWindow
+    from sfpubsub.spark.ingest.settings import DEFAULT_WINDOW_KEYS
     from sfpubsub.spark.ingest.key_window import hour_of
 
     def resident(which):

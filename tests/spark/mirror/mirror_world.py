@@ -16,13 +16,12 @@ from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.rest import OrgReader
 from sfpubsub.spark.ingest.members import ChannelMembers
 from sfpubsub.spark.mirror.absences import Safeguards
-from sfpubsub.spark.mirror.job import Mirror
+from sfpubsub.spark.mirror.job import MirrorJob
 from sfpubsub.spark.mirror.settings import MirrorSettings
 from sfpubsub.spark.mirror.stream import MirrorStream
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.tables.target import Place
-from sfpubsub.types import StartPosition
 from tests.conftest import until
 from tests.rest.support import QUICK as QUICK_REST
 from tests.rest.support import Sessions
@@ -81,31 +80,22 @@ class World:
         """Number of events that earlier runs received."""
 
     @contextmanager
-    def mirror(self, **settings: Any) -> Iterator[Mirror]:
+    def mirror(self, **settings: Any) -> Iterator[MirrorJob]:
         """Open the mirror for the duration of the block, as a new process would."""
         session: Sessions | Session = Sessions(self.emulator)
         if self.username is not None:
             token = self.emulator._sessions.issue(self.username)
             session = Session(token, self.emulator.instance_url, self.emulator.tenant_id)
 
-        def connect(schemas: Any) -> PubSubClient:
-            target = self.emulator.grpc_target
-            return PubSubClient(session, endpoint=target, insecure="1", schema_store=schemas)
-
         members = ChannelMembers(CurrentSession(session), HttpClient(), topic=TOPIC)
+        client = PubSubClient(session, endpoint=self.emulator.grpc_target, insecure="1")
         stream = MirrorStream(
-            self.spark,
-            self.raw,
-            self.source,
-            connect,
-            start=StartPosition.latest(),
-            fallback="earliest",
-            org_id=self.emulator.tenant_id,
-            job_settings={"batch_seconds": 0.1},
+            self.source, self.raw, batch_seconds=0.1, spark=self.spark, client=client
         )
         with (
+            client,
             stream,
-            Mirror(
+            MirrorJob(
                 self.spark,
                 OrgReader(session, timings=QUICK_REST),
                 self.raw,
@@ -115,7 +105,7 @@ class World:
                 settings=MirrorSettings(margin=MARGIN, **{**self.settings, **settings}),
                 selection=members if self.looks else None,
                 report_gap=stream.report_gap,
-                on_progress=self.said.append,
+                on_message=self.said.append,
                 safeguards=self.safeguards,
                 clock=lambda: self.now,
                 wall=lambda: self.wall,
@@ -129,11 +119,11 @@ class World:
             self.stream = stream
             yield mirror
 
-    def until(self, mirror: Mirror, condition: Callable[[], bool]) -> None:
+    def until(self, mirror: MirrorJob, condition: Callable[[], bool]) -> None:
         """Let the mirror work until *condition* returns True."""
         until(lambda: self.advance(mirror) or condition(), "the condition", PATIENCE)
 
-    def settle(self, mirror: Mirror) -> None:
+    def settle(self, mirror: MirrorJob) -> None:
         """Let the mirror work until it has nothing left to do."""
 
         def is_done() -> bool:
@@ -144,7 +134,7 @@ class World:
 
         until(is_done, "the mirror", PATIENCE)
 
-    def advance(self, mirror: Mirror) -> bool:
+    def advance(self, mirror: MirrorJob) -> bool:
         """Let the mirror take one step; if there is nothing to do, advance the clock by a margin.
 
         The clock stands still during a read, so that waiting for its response does not make the

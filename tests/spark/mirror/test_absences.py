@@ -22,7 +22,7 @@ from sfpubsub.spark.mirror.absences import (
     Safeguards,
     are_too_many,
 )
-from sfpubsub.spark.mirror.job import Mirror
+from sfpubsub.spark.mirror.job import MirrorJob
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
 from tests.conftest import until
 from tests.spark.conftest import TABLE_FORMAT
@@ -117,7 +117,7 @@ def test_a_mirror_survives_that_its_rights_are_withdrawn(world: World):
         gaps = [json.loads(each.read_text()) for each in (world.to / "_raw" / "_gaps").glob("*")]
         told = sorted((gap["reason"], gap["entity"]) for gap in gaps)
         assert told == [("rights", "Account"), ("rights", "Contact")]
-        counted = [gap.entity for gap in world.stream.subscription.health().gaps]
+        counted = [gap.entity for gap in world.stream.streams[0].subscription.health().gaps]
         assert sorted(map(str, counted)) == ["Account", "Contact"]
     rows = [*world.rows().values(), *world.rows("Contact").values()]
     assert contact in {row["record_id"] for row in rows}
@@ -178,7 +178,7 @@ def test_many_purged_records_wait_for_a_confirmation(world: World):
     old = world.create(40)
     mailbox = Mailbox(None, world.place)
 
-    def sweep(mirror: Mirror, purged: list[str]) -> None:
+    def sweep(mirror: MirrorJob, purged: list[str]) -> None:
         for record_id in purged:
             world.emulator.records.purge(record_id)
         world.wall += 3600.0
@@ -212,6 +212,6 @@ def test_many_purged_records_wait_for_a_confirmation(world: World):
         assert mailbox.parked() == {}
 
 
-def until_done(world: World, mirror: Mirror, mailbox: Mailbox) -> None:
+def until_done(world: World, mirror: MirrorJob, mailbox: Mailbox) -> None:
     """Let the mirror work until it has processed all signals."""
     world.until(mirror, lambda: not mailbox.waiting())

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from sfpubsub.cli.mirror_run import MirrorRun
-from sfpubsub.cli.service import StopRequest
+from sfpubsub.cli.mirror import _progress_text
 from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.mirror.job import Mirror
+from sfpubsub.spark.mirror.job import MirrorJob
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
+from sfpubsub.spark.mirror.mirror import Mirror
 from sfpubsub.spark.mirror.settings import MirrorSettings
 from sfpubsub.spark.mirror.status import ObjectStatus
-from sfpubsub.spark.raw.sources import Source
-from sfpubsub.spark.runtime import session
 from sfpubsub.spark.tables.target import Place
 from tests.cli.test_cli import point_at
 from tests.conftest import until
@@ -37,12 +33,12 @@ def emulator(tmp_path: Path) -> Iterator[EmulatorServer]:
         yield emulator
 
 
-def status_of(mirror: Mirror, name: str) -> ObjectStatus:
+def status_of(mirror: MirrorJob, name: str) -> ObjectStatus:
     """Return the status of one object."""
     return next(each for each in mirror.status() if each.entity == name)
 
 
-def reach(world: World, mirror: Mirror, condition: Callable[[], bool]) -> None:
+def reach(world: World, mirror: MirrorJob, condition: Callable[[], bool]) -> None:
     """Let the mirror work until *condition* returns True, even while it has nothing to do."""
 
     def is_reached() -> bool:
@@ -170,44 +166,32 @@ def test_events_are_ingested_without_a_single_call_to_the_org(
     events; it reads nothing, and says why. A signal that needs the org waits, and stops nothing.
     """
     point_at(emulator, monkeypatch)
-    monkeypatch.setattr(session, "spark_session", lambda *_, **__: nullcontext(spark))
     user = emulator.accounts.holder("")
     account = emulator.records.create("Account", {"Name": "a"}, user)
-    lake = str(tmp_path / "lake")
+    lake = tmp_path / "lake"
 
-    def run() -> MirrorRun:
-        return MirrorRun(
-            ["Account"],
-            Place.parse(lake, TABLE_FORMAT),
-            target=lake,
-            raw=None,
-            source=Source("topic", "/data/ChangeEvents"),
-            start="earliest",  # so the schema of the events is known before the org is silent
-            settings=MirrorSettings(margin=0.0),
-            batch_seconds=0.1,
-            service={},
-        )
+    def opened() -> Mirror:
+        # From the start, so the schema of the events is known before the org is silent.
+        settings = MirrorSettings(margin=0.0, start="earliest", batch_seconds=0.1)
+        return Mirror(["Account"], to=lake, format=TABLE_FORMAT, settings=settings, spark=spark)
 
-    run().all(None, {}, StopRequest(), once=True)
+    with opened() as mirror:
+        mirror.run(once=True)
     emulator.api_calls.set_remaining(0, emulator.clock.now())
     emulator.records.update("Account", account, {"Phone": "1"}, user)
     mailbox = Mailbox(spark, Place.parse(lake, TABLE_FORMAT))
     mailbox.put(Signal("add", "Order__c"))
-    again, stop = run(), StopRequest()
-    thread = threading.Thread(target=again.all, args=(None, {}, stop), kwargs={"once": False})
-    thread.start()
-    try:
-        until(lambda: again._text().startswith("1 event "), "the event", PATIENCE)
-        assert again._text().endswith("waiting: Account")
-        mirror = again._mirror
-        assert mirror is not None
+    with opened() as mirror:
+        thread = threading.Thread(target=mirror.run)
+        thread.start()
+        until(lambda: _progress_text(mirror).startswith("1 event "), "the event", PATIENCE)
+        assert _progress_text(mirror).endswith("waiting: Account")
         until(
             lambda: "LIMIT_EXCEEDED" in mirror.status()[0].waits.get("read", ""),
             "the reason",
             PATIENCE,
         )
-    finally:
-        stop._handle(signal.SIGTERM, None)
+        mirror.stop()
         thread.join()
-    assert again.summary()["records"] == 0
+    assert mirror.report.records == 0
     assert [each.kind for each in mailbox.waiting()] == ["add"]

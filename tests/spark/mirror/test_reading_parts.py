@@ -41,7 +41,6 @@ from sfpubsub.spark.mirror.stream import MirrorStream
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.tables.records import Cue, Fields, Reason
-from sfpubsub.types import StartPosition
 
 ADDRESS = pa.struct([("City", pa.string()), ("Latitude", pa.decimal128(18, 3))])
 COLUMNS = Columns(
@@ -398,9 +397,8 @@ def test_last_error_of_the_stream_is_raised(tmp_path: Path):
 
     def stream() -> MirrorStream:
         place = Destination.parse(tmp_path, "parquet")
-        made = MirrorStream(
-            None, place, Source("topic", "/data/X"), None, start=StartPosition.latest()
-        )
+        options = {"access_token": "00D000000000001!x", "instance_url": "https://x.example"}
+        made = MirrorStream(Source("topic", "/data/X"), place, options=options)
         made._error = WriteError("the disk is full")
         return made
 

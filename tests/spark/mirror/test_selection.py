@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from sfpubsub.auth.http import HttpClient
@@ -26,7 +21,6 @@ from sfpubsub.spark.ingest.selection import (
 from sfpubsub.spark.mirror.selection_watch import SelectionWatch
 from sfpubsub.spark.mirror.waiting import Waiting, Why
 from sfpubsub.types import Gap, ReplayId
-from tests.cli.test_cli import environment
 from tests.conftest import until
 
 NAME = "My_Managed_Subscription"
@@ -223,29 +217,6 @@ def test_a_custom_object_has_a_change_event_of_its_own():
         check_filters(
             Selection("X__chn", {"Order__ChangeEvent": Member("1", "A = 1")}), ["Order__c"]
         )
-
-
-@pytest.mark.spark
-def test_a_mirror_refuses_a_filtered_object(run_emulator, tmp_path: Path):
-    """The command ends with exit code 2, and names the filter, with a managed subscription too."""
-    emulator = run_emulator()
-    (member,) = [
-        each
-        for each in emulator.event_channels.members("ChangeEvents")
-        if each.entity == "AccountChangeEvent"
-    ]
-    emulator.event_channels.change(member.member_id, "BillingCity = 'Rome'", [])
-    emulator.managed.create("Changes", ALL_CHANGES)
-    arguments = ["Account", "--to", str(tmp_path / "lake"), "--managed", "Changes", "--once"]
-    done = subprocess.run(
-        [sys.executable, "-m", "sfpubsub", "mirror", "run", *arguments],
-        env={**os.environ, **environment(emulator)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "BillingCity = 'Rome'" in done.stderr
 
 
 def test_members_are_those_of_the_channel_that_is_read(run_emulator):

@@ -23,7 +23,7 @@ from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.spark.mirror.job import Mirror
+from sfpubsub.spark.mirror.job import MirrorJob
 from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.tables import open_target
 from tests.conftest import until
@@ -303,7 +303,7 @@ class StormWorld(World):
         until(lambda: late_events(self.emulator) == 0, "the delayed events", PATIENCE)
         until(self.has_received_all, "all events", PATIENCE)
 
-    def apply_events(self, mirror: Mirror) -> None:
+    def apply_events(self, mirror: MirrorJob) -> None:
         """Let the mirror apply all received events, and begin no read."""
         state = replace(self.stream.state(), is_anchored=False)  # reads begin once it is
         while mirror.advance(state):

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.monitoring.monitor import Monitor
-from sfpubsub.spark.mirror.job import Mirror
+from sfpubsub.spark.mirror.job import MirrorJob
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
 from tests.conftest import until, wait_for_exit
 from tests.faults.storm_org import CREDENTIALS
@@ -94,7 +94,7 @@ def test_a_mirror_says_that_its_jvm_has_ended(world: World, tmp_path: Path):
     assert "Traceback" not in errors
 
 
-def works_until(world: World, mirror: Mirror, condition: Callable[[], bool]) -> None:
+def works_until(world: World, mirror: MirrorJob, condition: Callable[[], bool]) -> None:
     """Let the mirror work until *condition* returns True, even if it seems to have nothing to do.
 
     Unlike `World.until`, which also ends when a mirror is settled, as a paused one may seem.

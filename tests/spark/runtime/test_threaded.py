@@ -159,7 +159,7 @@ def test_errors_are_raised_where_the_program_waits():
 
 
 def _begin_and_end(job: Job, error: Exception | None) -> None:
-    job._begin()
+    job.begin()
     until(lambda: job._has_ended, "the end")
     if error is not None:
         raise error

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Protocol
 
 from sfpubsub.avro.codec import NoCodec
 from sfpubsub.client.batch import Event, EventBatch
@@ -32,7 +31,7 @@ from sfpubsub.errors import (
     StreamUnavailableError,
     SubscriptionClosedError,
 )
-from sfpubsub.streaming import StreamingMessage
+from sfpubsub.streaming import StreamingClient, StreamingMessage
 from sfpubsub.streaming.positions import ALL_EVENTS, NEW_EVENTS
 from sfpubsub.types import Gap, Health, HealthState, RawEvent, ReplayId, dedupe_key
 
@@ -47,41 +46,6 @@ _MOST = 1000
 _STARTS = {"earliest": ALL_EVENTS, "latest": NEW_EVENTS}
 
 _SEPARATOR = "/"
-
-
-class Client(Protocol):
-    """The part of a `StreamingClient` that a `ChannelSubscription` needs."""
-
-    def open(self) -> None:
-        """Connect to the org."""
-        ...
-
-    def close(self) -> None:
-        """Disconnect, and free the client's resources."""
-        ...
-
-    def subscribe(self, channel: str, replay: int | None = None) -> None:
-        """Subscribe to *channel*, and return once the server has confirmed it.
-
-        Args:
-            channel: The channel, optionally with a filter.
-            replay: Replay id after which to start; -1 for new events, -2 for all retained events.
-        """
-        ...
-
-    def receive(self, timeout: float | None = None) -> StreamingMessage | None:
-        """Return the next message, or None if none arrives within *timeout* seconds."""
-        ...
-
-    @property
-    def pending_count(self) -> int:
-        """Number of messages received but not yet returned by `receive`."""
-        ...
-
-    @property
-    def closed(self) -> bool:
-        """Whether the client was closed or has failed."""
-        ...
 
 
 class ChannelEvent(Event):
@@ -198,7 +162,7 @@ class ChannelSubscription:
 
     def __init__(
         self,
-        connect: Callable[..., Client],
+        connect: Callable[..., StreamingClient],
         channel: str,
         position: ReplayId | None,
         *,

@@ -107,12 +107,10 @@ class Ingest(ThreadedJob):
     ) -> None:
         self.settings: IngestSettings = settings or IngestSettings()
         self.table: Destination = _checked(Destination.parse(to, format, self.settings.staging))
-        """The raw table."""
         super().__init__(f"ingest into {self.table.name}")
         self.sources: tuple[Source, ...] = Source.several(*_names(sources))
         self.table.check(self.sources)
         self.service: Service = Service(options, client)
-        """The org, and the session for requests to it."""
         self.streams: list[Stream] = []
         """For each source, its job, subscription and outcome, once they are open. Empty if the job
         was stopped before.

@@ -21,6 +21,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from sfpubsub.spark.ingest.settings import DEFAULT_WINDOW_KEYS
 from sfpubsub.types.events import KEY_BYTES
 
 _log = logging.getLogger("sfpubsub.spark")
@@ -28,11 +29,6 @@ _log = logging.getLogger("sfpubsub.spark")
 # Default length of the window, in seconds. The service retains an event for 72 h and can redeliver
 # it until then; one more hour covers clock differences and events in flight at the end.
 DEFAULT_WINDOW = 73 * 3600.0
-
-# Maximum number of keys in the window. At 24 bytes each, they take 240 MB. This is enough for 33
-# events per second, 2.9 million a day: those of 73 h and, as a block expires as a whole, of an
-# eighth more.
-DEFAULT_WINDOW_KEYS = 10_000_000
 
 # One hour, in seconds.
 HOUR = 3600.0

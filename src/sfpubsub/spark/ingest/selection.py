@@ -12,7 +12,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sfpubsub.errors import ConfigurationError
+from sfpubsub.errors import FilteredObjectError
 
 # Seconds between looks. An org has few members, and each costs one API call.
 LOOK_EVERY = 3600.0
@@ -108,12 +108,12 @@ def check_filters(selection: Selection, objects: Iterable[str]) -> None:
     """Check that no filter withholds events of the objects.
 
     Raises:
-        ConfigurationError: A member has a filter, so the table would be a subset for ever.
+        FilteredObjectError: A member has a filter, so the table would be a subset for ever.
     """
     for entity in objects:
         member = selection.member(entity)
         if member is not None and member.filter_expression is not None:
-            raise ConfigurationError(f"{entity} cannot be mirrored: {selection.problem(entity)}")
+            raise FilteredObjectError(f"{entity} cannot be mirrored: {selection.problem(entity)}")
 
 
 def event_of(entity: str) -> str:

@@ -1,14 +1,14 @@
-"""The settings of an ingest. Nothing here needs Spark."""
+"""The settings of an ingest. Importing this module loads no other package."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW_KEYS
-from sfpubsub.spark.ingest.undecodable import OnUndecodable
+if TYPE_CHECKING:
+    from sfpubsub.spark.ingest.undecodable import OnUndecodable
 
 # Events per write. The fixed cost of a write in Spark (about 0.1 s) is small for 10,000 events
 # (measured: 10k events 0.2 s, 100k events 1 s). If a job is killed, about two batches at most have
@@ -25,6 +25,11 @@ DEFAULT_BATCH_BYTES = 32 * 1024 * 1024
 # Seconds without an event after which a job that runs once ends. Longer than gRPC's 20 s connection
 # timeout, so that an unreachable endpoint is not mistaken for an idle one.
 DEFAULT_IDLE_TIMEOUT = 30.0
+
+# Maximum number of keys in the window of known events. At 24 bytes each, they take 240 MB. This is
+# enough for 33 events per second, 2.9 million a day: those of 73 h and, as a block expires as a
+# whole, of an eighth more.
+DEFAULT_WINDOW_KEYS = 10_000_000
 
 OnFailure: TypeAlias = Literal["stop", "continue"]
 

@@ -22,10 +22,11 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError
 from sfpubsub.spark.ingest.dedupe import Conflict
-from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW, DEFAULT_WINDOW_KEYS, KeyWindow
+from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW, KeyWindow
 from sfpubsub.spark.ingest.known_events import KnownEvents
 from sfpubsub.spark.ingest.result import WriteResult
 from sfpubsub.spark.ingest.screening import Part, ScreenedPart, screen, taken_of
+from sfpubsub.spark.ingest.settings import DEFAULT_WINDOW_KEYS
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.undecodable import OnUndecodable, Undecodable
 from sfpubsub.spark.raw.destination import Destination

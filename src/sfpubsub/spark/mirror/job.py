@@ -76,7 +76,7 @@ _SIGNALS_EVERY = 2.0
 _UNCHECKED = "the org has not yet answered whether the user may see every record of the object"
 
 
-class Mirror:
+class MirrorJob:
     """Mirrors objects of an org into one target. A context manager; not thread-safe.
 
     Args:
@@ -92,7 +92,7 @@ class Mirror:
             own. With None, an object that is removed from the channel goes unnoticed.
         report_gap: Stores and reports a gap that the mirror finds (`MirrorStream.report_gap`). With
             None, it is only logged.
-        on_progress: Called with each progress message.
+        on_message: Called with each progress message.
         safeguards: What stands between an absence and a deleted row. Tests take parts out.
         clock: Monotonic clock in seconds, for measuring `MirrorSettings.margin`.
         wall: Wall clock in seconds since the epoch, for schedules.
@@ -113,7 +113,7 @@ class Mirror:
         settings: MirrorSettings | None = None,
         selection: Callable[[], Selection] | None = None,
         report_gap: Callable[[Gap], object] | None = None,
-        on_progress: Callable[[str], None] | None = None,
+        on_message: Callable[[str], None] | None = None,
         safeguards: Safeguards | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -121,7 +121,7 @@ class Mirror:
         Place.parse(to, format)  # fail before the org is asked for its id
         self.settings: MirrorSettings = settings or MirrorSettings()
         self._reader = reader
-        self._say = on_progress or (lambda _: None)
+        self._say = on_message or (lambda _: None)
         self._safeguards = safeguards or Safeguards()
         self._clock, self._wall = clock, wall
         self._objects = list(dict.fromkeys(objects))
@@ -263,7 +263,7 @@ class Mirror:
         return self._hand.queued
 
     def stop(self) -> None:
-        """Make `run` return soon. Safe to call from signal handlers and other threads."""
+        """Make `run` return soon, and end a read that is running. Thread-safe."""
         self._stopping.set()
 
     def run(self, stream: Callable[[], StreamState], *, once: bool = False) -> None:
@@ -282,8 +282,10 @@ class Mirror:
         self.begin()
         if once:
             self._agenda.end_after(self._wall())
-        while not self._stopping.is_set():
-            state = stream()
+        while True:
+            state = stream()  # may stop this job
+            if self._stopping.is_set():
+                return
             if self.advance(state):
                 continue
             if once and self.is_settled(state):
@@ -419,7 +421,7 @@ class Mirror:
         """Finish the current work and release the target. Idempotent."""
         self._opened.close()
 
-    def __enter__(self) -> Mirror:
+    def __enter__(self) -> MirrorJob:
         return self
 
     def __exit__(self, *error: object) -> None:

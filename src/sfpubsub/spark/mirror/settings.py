@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sfpubsub.spark.ingest.settings import DEFAULT_BATCH_SECONDS
+
 Deletes = Literal["mark", "remove"]
 
 # Maximum seconds by which the org's responses lag behind its events. REST responses have been
@@ -40,6 +42,10 @@ class MirrorSettings:
     """
     sweep: float = DEFAULT_SWEEP
     """Interval in seconds at which the mirror looks for purged records; 0 for never."""
+    start: Literal["latest", "earliest"] = "latest"
+    """Where a new raw table begins to read a topic."""
+    batch_seconds: float = DEFAULT_BATCH_SECONDS
+    """Longest time that events wait to be written to the raw table; see `IngestJob`."""
     api_calls_per_day: int | None = None
     """Maximum number of API calls in 24 hours, after which no new read begins; None for no limit.
     """

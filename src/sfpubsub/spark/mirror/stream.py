@@ -7,45 +7,26 @@ makes all decisions about events.
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Literal
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
-from sfpubsub.client.last_confirmed import LastConfirmed
-from sfpubsub.config import WINDOW, Limits, Timings
-from sfpubsub.spark.ingest.job import IngestJob
+from sfpubsub.spark.ingest.ingest import Ingest
 from sfpubsub.spark.ingest.positions import TableReplayStore
-from sfpubsub.spark.ingest.progress import Progress
-from sfpubsub.spark.ingest.settings import (
-    DEFAULT_BATCH_BYTES,
-    DEFAULT_BATCH_EVENTS,
-    DEFAULT_BATCH_SECONDS,
-)
-from sfpubsub.spark.ingest.sidecars import KeptGap, Sidecars
+from sfpubsub.spark.ingest.rights import RightsWatch
+from sfpubsub.spark.ingest.settings import DEFAULT_BATCH_SECONDS, IngestSettings
+from sfpubsub.spark.ingest.sidecars import KeptGap
 from sfpubsub.spark.ingest.streams import SourceSubscription
-from sfpubsub.spark.ingest.together import Member, SharedWriter
-from sfpubsub.spark.ingest.writer import EventWriter
+from sfpubsub.spark.ingest.together import Member
 from sfpubsub.spark.mirror.backlog import Backlog
 from sfpubsub.spark.mirror.open_gap import OpenGap
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
-from sfpubsub.stores.schema_store import SchemaStore
 from sfpubsub.types import Gap, Health, ReplayId, StartPosition
-
-if TYPE_CHECKING:
-    from sfpubsub.client.batch import EventBatch
-    from sfpubsub.client.client import PubSubClient
-
-_log = logging.getLogger("sfpubsub.spark")
-
-# Maximum seconds to wait for the current write at the end.
-_JOIN = 60.0
 
 
 @dataclass(frozen=True)
@@ -71,56 +52,37 @@ class StreamState:
     """The rows of the raw table that the mirror has not applied; None if this is not recorded."""
 
 
-class MirrorStream:
-    """Writes the events of one source to the raw table.
+class MirrorStream(Ingest):
+    """An `Ingest` with one source, which tells a mirror how far it is.
 
-    A context manager. Not thread-safe, except for `stop`.
+    What it opens, such as the session, stays open until its block is left, even if it has failed.
 
     Args:
-        spark: Any classic Spark session.
-        table: The raw table.
         source: A topic or a managed subscription.
-        connect: Opens a client that looks up schemas in the given store.
+        raw: The raw table.
         start: Position from which a new table reads a topic.
-        fallback: Where to continue if the service rejects the table's position: ``earliest`` or
-            ``latest``. With None, the stream fails.
-        org_id: Id of the org, 18 characters.
-        job_settings: Arguments for `IngestJob`.
-        on_health: Called with the subscription's health a few times per second.
-        on_progress: See `IngestJob`.
-        on_acked: See `IngestJob`.
+        batch_seconds: See `IngestJob`.
+        others: Further arguments of `Ingest`.
     """
 
     def __init__(
         self,
-        spark: SparkSession,
-        table: Destination,
         source: Source,
-        connect: Callable[[SchemaStore], PubSubClient],
+        raw: Destination,
         *,
-        start: StartPosition,
-        fallback: str | None = None,
-        org_id: str | None = None,
-        job_settings: Mapping[str, Any] | None = None,
-        on_health: Callable[[Health], object] | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
-        on_acked: Callable[[EventBatch, int], None] | None = None,
+        start: Literal["latest", "earliest"] = "latest",
+        batch_seconds: float = DEFAULT_BATCH_SECONDS,
+        **others: Any,
     ) -> None:
-        self._spark = spark
-        self._table = table
-        self._source = source
-        self._connect = connect
-        self._start = start
-        self._fallback = fallback
-        self._org_id = org_id
-        self._settings = dict(job_settings or {})
-        self._on_health = on_health
-        self._on_progress = on_progress
-        self._on_acked = on_acked
-        self._opened = ExitStack()
-        self._thread = threading.Thread(target=self._run, name=f"mirror {source.name}", daemon=True)
-        self._job: IngestJob | None = None
-        self._error: BaseException | None = None
+        settings = IngestSettings(
+            batch_seconds=batch_seconds,
+            fallback="earliest",  # if events were lost, their records are read from the org
+            on_undecodable="keep",  # the mirror detects these events by their rows
+        )
+        super().__init__([source], to=raw.address, format=raw.format, settings=settings, **others)
+        self.source: Source = source
+        self._start = StartPosition.latest() if start == "latest" else StartPosition.earliest()
+        self._failure: BaseException | None = None
         self._health: Health | None = None
         self._open_gap = OpenGap()
         self._looking = threading.Lock()  # the job's thread and the mirror's look at gaps
@@ -130,59 +92,21 @@ class MirrorStream:
         self._was_anchored = False
         self._backlog = Backlog()
 
-    def __enter__(self) -> MirrorStream:
-        with ExitStack() as unless_done:
-            self._open(unless_done)
-            self._opened = unless_done.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN)
-        self._opened.close()
-        if self._error is not None and not any(error):
-            raise self._error  # from the last write, not yet raised by `state`
-
-    @property
-    def job(self) -> IngestJob:
-        """The job that ingests the events. Available once the stream is open."""
-        if self._job is None:
-            raise AssertionError("the stream must be open before its job is accessed")
-        return self._job
-
-    @property
-    def subscription(self) -> SourceSubscription:
-        """The subscription that supplies the events. Available once the stream is open."""
-        return cast("SourceSubscription", self._subscription)
-
-    def begin(self) -> None:
-        """Start ingesting events in the background thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Request a stop. The events received so far are still written and acked.
-
-        Safe to call from signal handlers.
-        """
-        if self._job is not None:
-            self._job.stop()
-
     def state(self) -> StreamState:
         """Return the state of the stream.
 
         Raises:
             BaseException: The error that ended the stream.
         """
-        if self._error is not None:
-            raise self._error
-        health, job = self._health, self._job
-        if health is None or job is None:
+        if self._failure is not None:
+            raise self._failure
+        health = self._health
+        if health is None:
             return StreamState(backlog=self._backlog)
         position = self._position(health)
         self._was_anchored = self._was_anchored or position is not None
         is_open = self._has_open_gap(health, position)
-        received = job.progress.received
+        received = self.streams[0].job.progress.received
         idle = health.caught_up and not health.pending_count and health.delivered == received
         return StreamState(
             self._was_anchored,
@@ -191,7 +115,7 @@ class MirrorStream:
             () if is_open else self._gaps,
             is_open,
             health,
-            self._source.name,
+            self.source.name,
             self._backlog,
         )
 
@@ -201,85 +125,48 @@ class MirrorStream:
         Raises:
             WriteError: The gap could not be stored.
         """
-        self._sidecars.keep_gaps([gap])
-        self._subscription.report_gap(gap)
+        self.sidecars.keep_gaps([gap])
+        self.streams[0].subscription.report_gap(gap)
 
     def _position(self, health: Health) -> ReplayId | None:
         """Return the durable position after which another process would continue.
 
         None if the source has no durable position yet.
         """
-        if self._source.keeps_position:
-            return self._writer.positions.get(self._source.name)
+        if self.source.keeps_position:
+            return self.writer.positions.get(self.source.name)
         return health.committed
 
     def _has_open_gap(self, health: Health, position: ReplayId | None) -> bool:
         """Return whether the stream has yet to continue after a gap; if not, update `_gaps`."""
         count = len(health.gaps)
         with self._looking:
-            is_open = self._open_gap.is_open(health, position, self.job.kept_gaps)
+            is_open = self._open_gap.is_open(health, position, self.streams[0].job.kept_gaps)
         if is_open:
             return True
         if self._gaps_read != count:
-            self._gaps, self._gaps_read = tuple(self._sidecars.gaps()), count
+            self._gaps, self._gaps_read = tuple(self.sidecars.gaps()), count
         return False
 
     def _open(self, opened: ExitStack) -> None:
-        self._sidecars = sidecars = Sidecars(self._spark, self._table)
-        schemas = _Lookup()
-        client = opened.enter_context(self._connect(schemas))
-        keeps = self._source.keeps_position
-        if keeps:
-            # Fail here on a wrong name, before a table is created.
-            client.get_topic(self._source.name)
-        self._writer = EventWriter(
-            self._spark,
-            self._table.address,
-            format=self._table.format,
-            subscription=None if keeps else self._source.name,
-            topic=self._source.name if keeps else None,
-            org_id=self._org_id,
-            # Keep undecodable events, because the mirror detects them by their rows.
-            on_undecodable="keep",
-        )
-        opened.callback(self._writer.close)
-        self._writer.on_rows = self._note_rows
-        sidecars.open()
-        opened.callback(sidecars.close)
-        schemas.store = sidecars.schemas
-        batch = int(self._settings.get("batch_events", DEFAULT_BATCH_EVENTS))
-        together = SharedWriter(
-            self._writer,
-            max_events=batch,
-            max_bytes=int(self._settings.get("batch_bytes", DEFAULT_BATCH_BYTES)),
-        )
-        self._member = together.member(self._source)
-        self._subscription = self._subscribe(client, max(Limits.max_unacked, 2 * batch + WINDOW))
-        opened.callback(self._subscription.close)
-        settings = {"batch_seconds": DEFAULT_BATCH_SECONDS, **self._settings}
-        self._job = IngestJob(
-            self._subscription,
-            self._member,
-            sidecars=sidecars,
-            last_confirmed=None
-            if keeps
-            else LastConfirmed(self._source.name, sidecars.confirmed(self._source.name), Timings()),
-            on_progress=self._on_progress,
-            on_acked=self._on_acked,
-            on_health=self._note_health,
-            **settings,
-        )
+        super()._open(opened)
+        if self.streams:
+            self.writer.on_rows = self._note_rows
 
-    def _subscribe(self, client: PubSubClient, unacked: int) -> Any:
-        if not self._source.keeps_position:
-            return client.subscribe_managed(self._source.name, ack="manual", max_unacked=unacked)
-        return client.subscribe(
-            self._source.name,
-            replay=_AnchoredStore(self._member, self._start, lambda: self._open_gap.is_awaited),
-            replay_fallback=self._fallback,
-            ack="manual",
-            max_unacked=unacked,
-        )
+    def _work(self) -> None:
+        try:
+            super()._work()
+        except BaseException as error:
+            self._failure = error
+            raise
+        finally:
+            self._orders.get()  # the mirror uses the session until it leaves the block
+
+    def _replay_store(self, member: Member) -> TableReplayStore:
+        return _AnchoredStore(member, self._start, lambda: self._open_gap.is_awaited)
+
+    def _rights(self, source: Source, subscription: SourceSubscription) -> RightsWatch | None:
+        return None  # the mirror checks the rights to its objects
 
     def _note_rows(self, rows: pa.Table) -> None:
         columns = [("ingest_seq", "max"), ("received_at", "min")]
@@ -287,34 +174,12 @@ class MirrorStream:
             at = row["received_at_min"].timestamp()
             self._backlog.add(row["event_name"] or "", row["ingest_seq_max"], at)
 
-    def _note_health(self, health: Health) -> None:
+    def _note_health(self, health: Health, rights: RightsWatch | None) -> None:
         # In the job's thread, before it writes what came after a gap: later, the durable position
         # would already be the one after the gap.
         with self._looking:
             self._open_gap.observe(health, self._position(health))
         self._health = health
-        if self._on_health is not None:
-            self._on_health(health)
-
-    def _run(self) -> None:
-        job = self.job
-        try:
-            with self._subscription:
-                job.run()
-            job.settle()
-        except BaseException as error:  # noqa: BLE001  # raised by `state`, or at the end
-            self._error = error
-        finally:
-            try:
-                self._member.leave()
-            except Exception as error:  # noqa: BLE001  # raised by `state`, or at the end
-                if self._error is None:
-                    self._error = error
-                else:
-                    _log.warning(
-                        "the last positions were not stored, so events may be read again: %s",
-                        error,
-                    )
 
 
 class _AnchoredStore(TableReplayStore):
@@ -349,21 +214,3 @@ class _AnchoredStore(TableReplayStore):
         super().set(topic, replay_id)
         if is_first or self._is_awaited():
             self._member.flush()
-
-
-class _Lookup(SchemaStore):
-    """Gives the client access to the raw table's schema store, which is opened after the client.
-
-    Until the store is open, no schema is found. This class stores nothing: the job stores schemas
-    before the rows that need them.
-    """
-
-    def __init__(self) -> None:
-        self.store: SchemaStore | None = None
-
-    def get(self, schema_id: str) -> str | None:
-        """See `SchemaStore`."""
-        return None if self.store is None else self.store.get(schema_id)
-
-    def put(self, schema_id: str, schema_json: str) -> None:
-        """See `SchemaStore`."""

@@ -80,13 +80,17 @@ class ThreadedJob(ABC):
         Raises:
             BaseException: The error that ended the job.
         """
-        self._begin()
+        self.begin()
         self._wait_until(lambda: self._has_ended)
         self._is_told = True
         self._raise_error()
 
-    def _begin(self) -> None:
-        """Let the job run, and return at once."""
+    def begin(self) -> None:
+        """Let the job run in its thread, and return at once. `run` does the same, and waits.
+
+        Raises:
+            LocalProtocolError: The block has not been entered.
+        """
         if self._thread.ident is None:
             raise LocalProtocolError(f"{type(self).__name__} must be run in its own with block")
         self._orders.put(True)
