@@ -138,6 +138,7 @@ class Iceberg:
         self._name = quoted(*name)
         is_catalog = spark.conf.get(f"spark.sql.catalog.{name[0]}", None) is not None
         self._catalog = f"{quoted(name[0])}." if is_catalog else ""
+        self._is_cached = name[0] != _CATALOG
         self._key = key
 
     def exists(self) -> bool:
@@ -308,8 +309,9 @@ class Iceberg:
                     self.alter(f"DROP BRANCH IF EXISTS {name}")
 
     def _refresh(self) -> None:
-        # Catalogs keep tables for 30 s, and do not notice commits of other programs.
-        self._spark.catalog.refreshTable(self._name)
+        # Catalogs keep tables for 30 s, and do not notice commits of other programs. Ours does not.
+        if self._is_cached:
+            self._spark.catalog.refreshTable(self._name)
 
 
 def _is_conflict(error: Exception) -> bool:

@@ -180,7 +180,8 @@ class IcebergTargetTable(LoggedTargetTable):
 
         def run() -> None:
             with self._target.settings({WAP_ID: note}):
-                self._spark.catalog.refreshTable(self._in_sql)  # appended to in another session
+                if self._target.place.in_catalog:  # appended to in another session
+                    self._spark.catalog.refreshTable(self._address)
                 self._spark.sql(statement)
 
         self._table.change(run, note, self._is_before(step))
