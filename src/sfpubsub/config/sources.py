@@ -40,6 +40,7 @@ NOT_SETTINGS = (
     "PROTO_ENV",
     "WALK_SEED",
     "STATE_DIR",
+    "DELTALAKE",
     "NATIVE",
     "EMULATOR_URL",
     "EMULATOR_TOKEN",

@@ -75,7 +75,9 @@ def test_a_number_is_accepted_once_and_seen_by_both(open_store, kind, other_kind
     assert not other.append(ROWS, 2, note(2))
     assert other.append(None, 4, note(4))
     assert store.number() == 4
-    assert other.append(ROWS.select(["n"]), 5, note(5)), "a column may be missing"
+    commented = pa.schema([pa.field("n", pa.int64(), metadata={"comment": "another"})])
+    rows = ROWS.select(["n"]).cast(commented)
+    assert other.append(rows, 5, note(5)), "a column may be missing, and be commented differently"
     assert [number_of(each.note) for each in store.commits() if each.note] == [5, 4, 3]
     assert count(store) == 2
     assert (store.identity(), store.version()) == (other.identity(), other.version())

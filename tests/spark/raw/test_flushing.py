@@ -272,7 +272,10 @@ def test_a_batch_is_flushed_before_its_write_returns(
     directories, and nothing outside of the table. So are the files of a new checkpoint.
     """
     raw = tmp_path / "raw"
-    with EventWriter(spark, raw, format=TABLE_FORMAT, topic=TOPIC, clock=lambda: NOW) as writer:
+    options = {"format": TABLE_FORMAT, "topic": TOPIC, "clock": lambda: NOW}
+    if TABLE_FORMAT == "delta":
+        options["table_properties"] = {"delta.checkpointInterval": "10"}
+    with EventWriter(spark, raw, **options) as writer:
         writer.write(batch_of(range(2)))
         for first in range(2, 12 if TABLE_FORMAT == "delta" else 4):
             before = files_in(raw)

@@ -325,6 +325,8 @@ class LocalDeltaStore(DeltaStore):
             return False
         if rows is None:
             rows = pa.schema(found.schema().to_arrow()).empty_table()
+        # The table keeps its comments on columns; other ones would be a conflict.
+        rows = rows.cast(pa.schema([field.remove_metadata() for field in rows.schema]))
         # delta-rs does not check the number. But if another commit has changed it since *found* was
         # loaded, this one fails.
         try:
