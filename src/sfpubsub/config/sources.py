@@ -32,8 +32,9 @@ NO_FILE = "none"
 CONFIG, PROFILE = "config", "profile"
 
 # Variables that are not settings: those of the project's scripts and tests, which run in the same
-# environment; the directory for the user's state, which is needed without any settings; the switch
-# for the compiled decoder; and the emulator that emulator commands connect to.
+# environment; the directory for the user's state, which is needed without any settings; the
+# switches for delta-rs and for the compiled decoder; and the emulator that emulator commands
+# connect to.
 NOT_SETTINGS = (
     "VENV",
     "ICEBERG_VENV",
