@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from sfpubsub.spark.formats import Conflict
+from sfpubsub.spark.formats import Conflict, FormatError
 from sfpubsub.spark.formats.delta import DeltaStore, LocalDeltaStore
 from sfpubsub.spark.raw.frames import frame_of
 from sfpubsub.spark.runtime.runtimes import delta_settings
@@ -133,3 +133,49 @@ def test_a_number_that_the_log_has_lost_is_unknown(open_store, spark, tmp_path):
     assert not library.append(ROWS, 7, note(7))
     assert store.append(ROWS, 8, note(8))
     assert (store.number(), count(library)) == (8, 2)
+
+
+def test_a_commit_that_another_program_replaced_is_noticed(open_store, tmp_path):
+    """Spark's rename on a local disk can replace a commit of delta-rs. The next append fails then,
+    instead of going on with a table that has lost rows.
+    """
+    store = open_store(LocalDeltaStore)
+    assert store.append(ROWS, 1, note(1))
+    path = tmp_path / "t" / "_delta_log" / f"{store.version():020d}.json"
+    path.write_text('{"commitInfo": {"operation": "OPTIMIZE"}}\n')
+    with pytest.raises(Conflict, match="has replaced version 1"):
+        store.append(ROWS, 2, note(2))
+    assert count(store) == 0
+
+
+def test_a_table_that_forgets_numbers_is_left_to_spark(open_store):
+    """delta-rs stores the time of a number, with which Spark decides when to forget it. A table
+    for which that is switched on is written by Spark.
+    """
+    store = open_store(LocalDeltaStore)
+    assert store.append(ROWS, 1, note(1))
+    (text,) = [
+        line
+        for line in (Path(store._path) / "_delta_log" / f"{1:020d}.json").read_text().splitlines()
+        if '"txn"' in line
+    ]
+    assert json.loads(text)["txn"]["lastUpdated"] > 0
+    store._spark.sql(
+        f"ALTER TABLE {store.in_sql} SET TBLPROPERTIES "
+        "('delta.setTransactionRetentionDuration' = 'interval 30 days')"
+    )
+    assert store._kept() is None
+    assert not store.append(ROWS, 1, note(1))
+    assert store.append(ROWS, 2, note(2))
+
+
+def test_rows_that_do_not_fit_are_refused(open_store):
+    """A column that the table lacks is not added; names are compared as Spark compares them."""
+    store = open_store(LocalDeltaStore)
+    with pytest.raises(FormatError, match="no column other"):
+        store.append(ROWS.rename_columns(["n", "other"]), 1, note(1))
+    assert store.append(ROWS.rename_columns(["N", "text"]), 1, note(1))
+    with pytest.raises(FormatError):
+        store.append(pa.table({"n": ["not a number"]}), 2, note(2))
+    assert store.columns().fieldNames() == ["n", "text"]
+    assert (store.number(), count(store)) == (1, 1)

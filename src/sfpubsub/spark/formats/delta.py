@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +50,9 @@ _COMMITS, _MORE = 8, 16
 # Table features that an append by delta-rs keeps: it was seen to check constraints, and to leave
 # deleted rows deleted. Spark appends to a table with any other feature.
 _KEPT = {"appendOnly", "invariants", "checkConstraints", "deletionVectors"}
+
+# Table property after whose duration Delta forgets our numbers. Spark's writer knows how.
+_RETENTION = "delta.setTransactionRetentionDuration"
 
 # The highest writer version of which these are all features.
 _KEPT_VERSION = 3
@@ -279,6 +283,8 @@ class LocalDeltaStore(DeltaStore):
     """
 
     _loaded: DeltaTable | None = None
+    _last: tuple[int, str] | None = None
+    """Version and note of the newest commit by this object."""
 
     def exists(self) -> bool:
         """See `DeltaStore`."""
@@ -316,46 +322,68 @@ class LocalDeltaStore(DeltaStore):
     def append(self, rows: pa.Table | None, number: int, note: str) -> bool:
         """See `DeltaStore`."""
         from deltalake import CommitProperties, Transaction, write_deltalake
-        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.exceptions import CommitFailedError
 
         found = self._kept()
         if found is None:
             return super().append(rows, number, note)
         if self._number_in(found) >= number:
             return False
-        if rows is None:
-            rows = pa.schema(found.schema().to_arrow()).empty_table()
-        # The table keeps its comments on columns; other ones would be a conflict.
-        rows = rows.cast(pa.schema([field.remove_metadata() for field in rows.schema]))
+        self._check_kept(found)
         # delta-rs does not check the number. But if another commit has changed it since *found* was
         # loaded, this one fails.
         try:
             write_deltalake(
                 found,
-                rows,
+                _fitted(rows, pa.schema(found.schema().to_arrow())),
                 mode="append",
                 schema_mode="merge",  # columns may be missing
-                writer_properties=_writer_properties(rows.column_names),
+                writer_properties=_writer_properties(found.schema().to_arrow().names),
                 commit_properties=CommitProperties(
                     custom_metadata={"userMetadata": note},
-                    app_transactions=[Transaction(self._application, number)],
+                    app_transactions=[Transaction(self._application, number, _now())],
                 ),
             )
         except CommitFailedError as error:
             self._loaded = None
             raise Conflict(str(error)) from error
-        except DeltaError as error:
+        except FormatError:
+            raise
+        except Exception as error:  # delta-rs raises a bare one if it cannot cast
             self._loaded = None
-            raise FormatError(str(error)) from error
+            raise FormatError(f"{type(error).__name__}: {error}") from error
+        self._last = int(found.version()), note
+        self._check_kept(found)
         return True
+
+    def _check_kept(self, table: DeltaTable) -> None:
+        """Check that the newest commit by this object is in the log.
+
+        On a local disk, Spark makes a commit by a rename that replaces what delta-rs has written
+        under the same number in between. So a commit is read back, at once and before the next.
+
+        Raises:
+            Conflict: The commit is gone.
+        """
+        if self._last is None:
+            return
+        version, note = self._last
+        for commit in self._history_of(table, table.version() - version + 1):
+            if commit.version == version and commit.note != note:
+                self._last = self._loaded = None
+                raise Conflict(
+                    f"another program has replaced version {version} of the table's log while it "
+                    f"was written: its rows are lost; change the table only while the job rests"
+                )
 
     def _history(self, count: int) -> list[Commit]:
         found = self._kept()
-        if found is None:
-            return super()._history(count)
+        return super()._history(count) if found is None else self._history_of(found, count)
+
+    def _history_of(self, table: DeltaTable, count: int) -> list[Commit]:
         return [
             Commit(each["version"], each.get("operation", ""), each.get("userMetadata"))
-            for each in found.history(count)
+            for each in table.history(count)
         ]
 
     def _number_in(self, table: DeltaTable) -> int:
@@ -381,7 +409,32 @@ class LocalDeltaStore(DeltaStore):
         protocol = self._loaded.protocol()
         features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
         is_old = protocol.min_writer_version <= _KEPT_VERSION
-        return self._loaded if features <= _KEPT and (features or is_old) else None
+        forgets = _RETENTION in self._loaded.metadata().configuration
+        is_kept = features <= _KEPT and (bool(features) or is_old) and not forgets
+        return self._loaded if is_kept else None
+
+
+def _fitted(rows: pa.Table | None, columns: pa.Schema) -> pa.Table:
+    """Return rows with the names of a table's columns; None stands for no rows.
+
+    Raises:
+        FormatError: A column is not in the table.
+    """
+    if rows is None:
+        return columns.empty_table()
+    names = {name.lower(): name for name in columns.names}
+    unknown = [name for name in rows.column_names if name.lower() not in names]
+    if unknown:
+        raise FormatError(f"the table has no column {unknown[0]}")
+    # The table keeps its comments on columns; other ones would be a conflict.
+    fields = [field.remove_metadata() for field in rows.schema]
+    return rows.cast(pa.schema(fields)).rename_columns(
+        [names[name.lower()] for name in rows.column_names]
+    )
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _writer_properties(columns: list[str]) -> Any:

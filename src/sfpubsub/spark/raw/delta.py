@@ -7,6 +7,7 @@ rejects a commit if a concurrent one has changed the number.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -15,20 +16,17 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats import Conflict
 from sfpubsub.spark.formats.delta import DeltaStore, delta_store
 from sfpubsub.spark.raw.destination import Destination
-from sfpubsub.spark.raw.frames import column_definitions, frame_of
+from sfpubsub.spark.raw.frames import column_definitions, columns_that_differ, frame_of
 from sfpubsub.spark.raw.layout import PARTITION, STORED
 from sfpubsub.spark.raw.logged import LoggedTable
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.state import APPLICATION, State
 from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
 from sfpubsub.spark.runtime.sql import sql_text
-
-# By how much the number of a transaction is raised if the log has lost the table's own: a number
-# that the table has, or a lower one, is refused, and another is tried.
-_UNKNOWN = 2**16
 
 
 def delta_table(
@@ -67,8 +65,6 @@ class DeltaTable(LoggedTable):
         check_session(spark, "delta")
         super().__init__(spark, place, sources, properties, org_id)
         self._exists = False
-        self._least = 0
-        """Least number of the next transaction, if the log does not tell it."""
         for name, value in delta_settings(local=place.local is not None).items():
             self._spark.conf.set(name, value)
         # Store no minimum and maximum: they imply an order, which replay ids do not have.
@@ -91,8 +87,14 @@ class DeltaTable(LoggedTable):
         if number == 0:
             return self._adopted(self._rows())
         if number is None:
-            self._least = (self._least or 1) * _UNKNOWN
-            number = self._least
+            # Above any count of transactions, and above the time of an earlier loss.
+            number = time.time_ns() // 1000
+            misfits = columns_that_differ(self._rows().schema, STORED)
+            if misfits:
+                raise ConfigurationError(
+                    f"{self.place} is not an sfpubsub table ({'; '.join(misfits)}): choose another "
+                    f"destination"
+                )
         return self._from_rows(replace(State.first(self._sources, self._writer), number=number))
 
     def _create(self) -> None:

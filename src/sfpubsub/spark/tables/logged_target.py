@@ -115,9 +115,9 @@ class LoggedTarget(Target):
         change settings wait.
         """
         with self._lock, active_session(self.spark):
-            for name, value in settings.items():
-                self.spark.conf.set(name, value)
             try:
+                for name, value in settings.items():
+                    self.spark.conf.set(name, value)
                 yield
             finally:
                 for name in settings:

@@ -211,7 +211,7 @@ class StepTable:
         Raises:
             WriteError: The plan was removed.
         """
-        number = self._table.step() // 2
+        number = self._table.step() // 2 or self._in_rows()
         if number == 0:
             return None
         found = self._table.read().where(f.col("step") == number).select("plan").head(1)
@@ -223,6 +223,15 @@ class StepTable:
                 f"{self._target.place}: {CURE}"
             )
         return StepPlan.from_json(found[0]["plan"], str(self._target.place))
+
+    def _in_rows(self) -> int:
+        """Return the highest number of a step among the plans; 0 if there are none.
+
+        It is needed if the table's log no longer has the number (`DeltaStore.number`).
+        """
+        if not self._table.exists():
+            return 0
+        return int(self._table.read().agg(f.max("step")).collect()[0][0] or 0)
 
     def add(self, plan: StepPlan) -> None:
         """Store a plan durably.
