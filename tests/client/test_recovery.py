@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -266,6 +268,19 @@ def test_drain_during_a_short_outage_commits_acked_events(run_emulator, connect)
     plan.assert_consumed()
 
 
+@contextmanager
+def outage(plan: FaultPlan, subscription) -> Iterator[None]:
+    """Break the stream, and let no new one open until the block is left.
+
+    The delay before a client's next attempt is random, and may be none at all.
+    """
+    refusing = plan.add(Fault("drop_call", rpc="ManagedSubscribe", times=10_000))
+    plan.add(Fault("drop_stream"))
+    until(lambda: subscription.health().state == "waiting", "the outage")
+    yield
+    plan.switch_off(refusing)
+
+
 def test_events_lost_before_the_first_commit_are_reported(run_emulator, connect):
     """With defaultReplay LATEST the service stores no position before the first commit.
 
@@ -281,9 +296,8 @@ def test_events_lost_before_the_first_commit_are_reported(run_emulator, connect)
     until(lambda: emulator.managed.is_active(own_id), "the stream")
     emulator.publish(TOPIC, orders(1))
     assert collect(subscription, 1) == [0]
-    plan.add(Fault("drop_stream"))
-    until(lambda: subscription.health().state == "waiting", "the outage")
-    emulator.publish(TOPIC, orders(4, first=1))
+    with outage(plan, subscription):
+        emulator.publish(TOPIC, orders(4, first=1))
     until(lambda: emulator.managed.is_active(own_id), "the next stream")
     emulator.publish(TOPIC, orders(1, first=5))
     assert collect(subscription, 1) == [5], "1 to 4 are lost"
@@ -314,10 +328,9 @@ def test_outage_that_outlasts_the_retention_is_reported(run_emulator, connect):
     client = connect(emulator, timings=Timings(backoff_initial=1.0, backoff_max=1.0))
     with client.subscribe_managed(NAME, ack="manual") as subscription:
         last = committed_one(emulator, subscription)
-        plan.add(Fault("drop_stream"))
-        until(lambda: subscription.health().state == "waiting", "the outage")
-        emulator.publish(TOPIC, orders(5))  # they expire
-        emulator.clock.jump(73 * 3600.0)
+        with outage(plan, subscription):
+            emulator.publish(TOPIC, orders(5))  # they expire
+            emulator.clock.jump(73 * 3600.0)
         committed_one(emulator, subscription)
         assert subscription.health().gaps == (Gap("expired", NAME, after=last),)
 
@@ -329,9 +342,8 @@ def test_short_outage_with_everything_confirmed_is_no_gap(run_emulator, connect)
     client = connect(emulator, timings=Timings(backoff_initial=1.0, backoff_max=1.0))
     with client.subscribe_managed(NAME, ack="manual") as subscription:
         committed_one(emulator, subscription)
-        plan.add(Fault("drop_stream"))
-        until(lambda: subscription.health().state == "waiting", "the outage")
-        emulator.clock.jump(24 * 3600.0)
+        with outage(plan, subscription):
+            emulator.clock.jump(24 * 3600.0)
         committed_one(emulator, subscription)
         assert subscription.health().gaps == ()
 
@@ -375,10 +387,9 @@ def test_record_that_changed_during_an_outage_is_reported(run_emulator, connect)
     with client.subscribe_managed(NAME, ack="manual") as subscription:
         last = committed_one(emulator, subscription)
         until(lambda: looks, "the first look")
-        plan.add(Fault("drop_stream"))
-        until(lambda: subscription.health().state == "waiting", "the outage")
-        emulator.managed.set_state(NAME, "STOP")
-        emulator.managed.set_state(NAME, "RUN")
+        with outage(plan, subscription):
+            emulator.managed.set_state(NAME, "STOP")
+            emulator.managed.set_state(NAME, "RUN")
         committed_one(emulator, subscription)
         until(lambda: subscription.health().gaps, "the gap")
         (gap,) = subscription.health().gaps
