@@ -120,6 +120,16 @@ def between(monkeypatch: pytest.MonkeyPatch, step: str, act: Callable[[], object
     monkeypatch.setattr(Iceberg, step, call)
 
 
+def test_properties_keep_words_that_spark_takes_for_secrets(spark: SparkSession, tmp_path: Path):
+    """Spark hides values with words such as url or token; a field may have such a name."""
+    text = json.dumps({"PhotoUrl": "url", "Token__c": "a secret password"})
+    world = World(spark, f"file://{tmp_path}/t")
+    world.table.create(world.spark.range(0), {"sfpubsub.facts": text})
+    assert world.table.properties()["sfpubsub.facts"] == text
+    world.table.set({"sfpubsub.facts": f"{text} "})
+    assert world.table.properties()["sfpubsub.facts"] == f"{text} "
+
+
 @contextmanager
 def killed_before(monkeypatch: pytest.MonkeyPatch, step: str) -> Iterator[None]:
     """Kill whoever reaches the method *step* in the block."""

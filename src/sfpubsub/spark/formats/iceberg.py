@@ -50,6 +50,9 @@ _PROPERTIES = {
 # Table property: the snapshot whose note was copied last.
 COPIED = "sfpubsub.snapshot"
 
+# Begin the names of our properties, and the values of those that are encoded.
+_OURS, _HEX = "sfpubsub.", "hex:"
+
 _MAIN = "main"
 _STAGED = "sfpubsub_"  # begins the name of a branch with a staged change
 _CATALOG = "sfpubsub"
@@ -151,9 +154,10 @@ class Iceberg:
         return self._spark.table(self._name)
 
     def properties(self) -> dict[str, str]:
-        """Return the table's properties."""
+        """Return the table's properties. Spark hides values of others that look like secrets."""
         self._refresh()
-        return dict(self._spark.sql(f"SHOW TBLPROPERTIES {self._name}").collect())
+        rows = self._spark.sql(f"SHOW TBLPROPERTIES {self._name}").collect()
+        return {row["key"]: _decoded(row["value"]) for row in rows}
 
     def history(self) -> History:
         """Return the snapshots of the table."""
@@ -185,7 +189,7 @@ class Iceberg:
     ) -> None:
         """Create the table with the columns of an empty DataFrame, and some more properties."""
         creation = columns.writeTo(self._name).using("iceberg")
-        for key, text in {**_PROPERTIES, **properties, **_STAGING}.items():
+        for key, text in {**_PROPERTIES, **self._encoded(properties), **_STAGING}.items():
             creation = creation.tableProperty(key, text)
         if partition is not None:
             creation = creation.partitionedBy(columns[partition])
@@ -197,8 +201,21 @@ class Iceberg:
 
     def set(self, properties: Mapping[str, str]) -> None:
         """Set properties of the table."""
-        pairs = ", ".join(f"{sql_text(k)} = {sql_text(v)}" for k, v in properties.items())
+        given = self._encoded(properties)
+        pairs = ", ".join(f"{sql_text(k)} = {sql_text(v)}" for k, v in given.items())
         self.alter(f"SET TBLPROPERTIES ({pairs})")
+
+    def _encoded(self, properties: Mapping[str, str]) -> dict[str, str]:
+        """Encode the values of our properties, in which Spark must not find a secret.
+
+        Spark shows no value of a property that contains a word such as ``url`` or ``token``
+        (spark.sql.redaction.options.regex, spark.redaction.regex), as names of fields do.
+        """
+        ours = {key for key in properties if key == self._key or key.startswith(_OURS)}
+        return {
+            key: f"{_HEX}{text.encode().hex()}" if key in ours else text
+            for key, text in properties.items()
+        }
 
     def append(self, rows: DataFrame, note: str, is_next: Callable[[History], bool]) -> bool:
         """Append rows, which must have all columns of the table, as a change with a note.
@@ -312,6 +329,10 @@ class Iceberg:
         # Catalogs keep tables for 30 s, and do not notice commits of other programs. Ours does not.
         if self._is_cached:
             self._spark.catalog.refreshTable(self._name)
+
+
+def _decoded(text: str) -> str:
+    return bytes.fromhex(text.removeprefix(_HEX)).decode() if text.startswith(_HEX) else text
 
 
 def _is_conflict(error: Exception) -> bool:
