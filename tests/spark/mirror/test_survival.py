@@ -15,7 +15,9 @@ from sfpubsub.emulator.faults import Fault
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.errors import ConfigurationError, OtherOrgError
+from sfpubsub.spark.mirror.verifying import Verification
 from tests.conftest import until
+from tests.rest.support import reader_of
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.mirror.mirror_world import PATIENCE, World
 from tests.spark.tables.raw_world import remove_rows, set_back, version_of
@@ -38,9 +40,10 @@ def test_a_mirror_survives(
     """All raw rows can be removed once they have been applied: a new process continues.
 
     It rejects the session of another org before it reads anything, and its error names both orgs.
-    An event whose schema the service does not know leads to a new read of the objects that it may
-    concern, and their rows are marked until then. If the raw table was restored, the mirror ends
-    with an error that names a command, after which it reads its objects again.
+    So does a comparison. An event whose schema the service does not know leads to a new read of the
+    objects that it may concern, and their rows are marked until then. If the raw table was
+    restored, the mirror ends with an error that names a command, after which it reads its objects
+    again.
     """
     old = world.create(3)
     with world.mirror() as mirror:
@@ -56,6 +59,11 @@ def test_a_mirror_survives(
         ids = "00D000000000001EAA, not of 00D000000000009EAA"
         with pytest.raises(OtherOrgError, match=ids), world.mirror():
             pass
+        compared = Verification(
+            world.spark, reader_of(other), world.place.address, "Account", TABLE_FORMAT
+        )
+        with pytest.raises(OtherOrgError, match=ids):
+            next(compared.differences())
     world.emulator = org
 
     with world.mirror() as mirror:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from sfpubsub.auth.session import org_id_of
 from sfpubsub.errors import ConfigurationError, PermissionDeniedError
 from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.rest.reader import MOST_IDS
@@ -29,9 +30,10 @@ from sfpubsub.spark.mirror.reading import rows_by_query
 from sfpubsub.spark.mirror.rights import present_grant
 from sfpubsub.spark.mirror.values import Findings, of_json
 from sfpubsub.spark.raw.frames import arrow_schema
+from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.runtime.sql import quoted
 from sfpubsub.spark.tables.queue import QUEUE_NAME
-from sfpubsub.spark.tables.reading import read_typed
+from sfpubsub.spark.tables.reading import org_of, read_typed
 from sfpubsub.spark.tables.records import none_if_empty
 from sfpubsub.spark.tables.target import Place
 
@@ -121,10 +123,13 @@ class Verification:
 
         Raises:
             ConfigurationError: The table does not exist.
+            OtherOrgError: The tables contain records of another org.
             PermissionDeniedError: The user may not have been able to see every record, from the
                 beginning to the end. Then the differences prove nothing about missing records.
             SfPubSubError: The org could not be read; see `OrgReader`.
         """
+        place = Place.parse(self.target, self.format)
+        one_org(org_of(self.spark, place), org_id_of(self.reader.sessions.get().tenant_id), place)
         grant = present_grant(self.reader, self.entity)
         sides = _Sides.of(self)
         swept = None if self.sample is not None else sides.ids()

@@ -24,13 +24,10 @@ from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
 from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.runtime.sql import quoted, sql_text
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
-from sfpubsub.spark.tables.target import Place, TargetTable
+from sfpubsub.spark.tables.target import FACTS, Place, TargetTable
 
 # Application id of this package's transactions in Delta.
 APPLICATION = "sfpubsub:tables"
-
-# Table property that marks a table as created by this package and stores its facts.
-_FACTS = "sfpubsub.facts"
 
 # Key of the step in the note of a commit.
 _STEP = "sfpubsub.step"
@@ -90,7 +87,7 @@ class DeltaTargetTable(LoggedTargetTable):
         """See `TargetTable`."""
         with self._errors("cannot be read"):
             if not self._exists and self._store.exists():
-                if _FACTS not in self._store.properties():
+                if FACTS not in self._store.properties():
                     raise ConfigurationError(
                         f"{self._address} is a Delta table that sfpubsub did not create: choose "
                         f"another target"
@@ -113,7 +110,7 @@ class DeltaTargetTable(LoggedTargetTable):
         if not self.exists():
             return {}
         with self._errors("cannot be read"):
-            return dict(json.loads(self._store.properties()[_FACTS]))
+            return dict(json.loads(self._store.properties()[FACTS]))
 
     def columns(self) -> list[str]:
         """See `TargetTable`."""
@@ -139,7 +136,7 @@ class DeltaTargetTable(LoggedTargetTable):
             if facts is not None and dict(facts) != self.facts():
                 self._spark.sql(
                     f"ALTER TABLE {self._store.in_sql} SET TBLPROPERTIES "
-                    f"({sql_text(_FACTS)} = {sql_text(json.dumps(dict(facts)))})"
+                    f"({sql_text(FACTS)} = {sql_text(json.dumps(dict(facts)))})"
                 )
 
     def append(self, files: Sequence[bytes], step: int) -> bool:
@@ -226,7 +223,7 @@ class DeltaTargetTable(LoggedTargetTable):
 
     def _create(self, columns: pa.Schema, facts: Mapping[str, str], *, merged: bool) -> None:
         properties = {
-            _FACTS: json.dumps(dict(facts)),
+            FACTS: json.dumps(dict(facts)),
             "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
             "delta.dataSkippingStatsColumns": ",".join(n for n in _BOUNDED if n in columns.names),
             **({"delta.enableDeletionVectors": "true"} if merged else {}),

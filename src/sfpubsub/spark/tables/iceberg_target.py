@@ -24,12 +24,10 @@ from sfpubsub.spark.runtime.runtimes import check_session
 from sfpubsub.spark.runtime.session import frame_of_rows, own_session
 from sfpubsub.spark.runtime.sql import quoted, sql_text
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
-from sfpubsub.spark.tables.target import DISTINCT, UNORDERED, Place, TargetTable
+from sfpubsub.spark.tables.target import DISTINCT, FACTS, UNORDERED, Place, TargetTable
 
-# Properties: the step of a snapshot or table, and the facts, which mark a table as created by this
-# package.
+# Property of a snapshot or table: its step.
 _STEP = "sfpubsub.step"
-_FACTS = "sfpubsub.facts"
 
 # For changes, mark rows as deleted and write new ones, instead of rewriting whole files.
 _MERGED = {f"write.{change}.mode": "merge-on-read" for change in ("delete", "update", "merge")}
@@ -72,7 +70,7 @@ class IcebergTargetTable(LoggedTargetTable):
         """See `TargetTable`."""
         with self._errors("cannot be read"):
             if not self._exists and self._table.exists():
-                if _FACTS not in self._table.properties():
+                if FACTS not in self._table.properties():
                     raise ConfigurationError(
                         f"{self._address} is an Iceberg table that sfpubsub did not create: choose "
                         f"another target"
@@ -92,7 +90,7 @@ class IcebergTargetTable(LoggedTargetTable):
         if not self.exists():
             return {}
         with self._errors("cannot be read"):
-            return dict(json.loads(self._table.properties()[_FACTS]))
+            return dict(json.loads(self._table.properties()[FACTS]))
 
     def columns(self) -> list[str]:
         """See `TargetTable`."""
@@ -114,8 +112,8 @@ class IcebergTargetTable(LoggedTargetTable):
             if missing:
                 self._table.alter(f"ADD COLUMNS ({', '.join(missing)})")
             text = json.dumps(dict(facts or {}))
-            if facts is not None and self._table.properties()[_FACTS] != text:
-                self._table.set({_FACTS: text})
+            if facts is not None and self._table.properties()[FACTS] != text:
+                self._table.set({FACTS: text})
 
     def append(self, files: Sequence[bytes], step: int) -> bool:
         """See `TargetTable`."""
@@ -223,7 +221,7 @@ class IcebergTargetTable(LoggedTargetTable):
         unordered = {*UNORDERED, *DISTINCT} & {*columns.names} - {"ingest_seq"}
         properties = {
             **(_MERGED if merged else {}),
-            _FACTS: json.dumps(dict(facts)),
+            FACTS: json.dumps(dict(facts)),
             "write.distribution-mode": "none",
             **{f"write.metadata.metrics.column.{name}": "none" for name in unordered},
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pyarrow as pa
@@ -10,10 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.avro.columns import BATCH, UNDECODABLE
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.formats.iceberg import Iceberg, in_directory
 from sfpubsub.spark.raw.frames import spark_schema
-from sfpubsub.spark.runtime.session import first_line
+from sfpubsub.spark.runtime.session import first_line, own_session
+from sfpubsub.spark.runtime.sql import quoted
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME
-from sfpubsub.spark.tables.target import Place
+from sfpubsub.spark.tables.steps import STEPS_NAME
+from sfpubsub.spark.tables.target import FACTS, Place
 
 
 def read_typed(
@@ -42,6 +46,31 @@ def read_typed(
         return spark.read.format(place.format).load(place.of(name))
     except AnalysisException as error:
         raise ConfigurationError(f"{place.of(name)} cannot be read: {first_line(error)}") from error
+
+
+def org_of(spark: SparkSession, place: Place) -> str | None:
+    """Return the id of the org whose records the tables of a target contain.
+
+    None if it is not known, or if the target has no steps (steps.py).
+    """
+    name = place.of(STEPS_NAME)
+    try:
+        if place.format == "delta":
+            if not place.in_catalog:
+                local = place.local
+                name = quoted("delta", name if local is None else str(local / STEPS_NAME))
+            (detail,) = spark.sql(f"DESCRIBE DETAIL {name}").collect()
+            properties = dict(detail["properties"])
+        else:
+            own = own_session(spark)
+            parts = place.address.split(".") if place.in_catalog else in_directory(own, name)
+            path = (*parts, STEPS_NAME) if place.in_catalog else parts
+            properties = Iceberg(own, path, FACTS).properties()
+    except AnalysisException:  # there are none
+        return None
+    facts = json.loads(properties.get(FACTS, "{}"))
+    found = json.loads(facts.get("identity", "{}")).get("org_id")
+    return None if found is None else str(found)
 
 
 def read_undecodable(

@@ -26,6 +26,9 @@ from sfpubsub.spark.runtime.sql import quoted
 FORMATS = ("delta", "iceberg")
 """Formats of derived tables: those whose rows can be replaced."""
 
+# Table property that marks a table as created by this package and stores its facts.
+FACTS = "sfpubsub.facts"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Location):
