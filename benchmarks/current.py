@@ -40,14 +40,15 @@ from benchmarks.typed import write_raw
 from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.columns import columns_of
 from sfpubsub.avro.typed_rows import Plan
+from sfpubsub.spark.formats.target import Target, parquet_of
+from sfpubsub.spark.records.follower import RecordTables
+from sfpubsub.spark.records.queue import QUEUE_NAME, RereadQueue
+from sfpubsub.spark.records.rows import FLAGS
+from sfpubsub.spark.records.step import StepPlan
+from sfpubsub.spark.records.table import RecordTable
 from sfpubsub.spark.runtime.session import spark_session
 from sfpubsub.spark.tables import open_target
-from sfpubsub.spark.tables.current import RecordTables
 from sfpubsub.spark.tables.engine import EventTables
-from sfpubsub.spark.tables.folding import FLAGS
-from sfpubsub.spark.tables.queue import QUEUE_NAME, Queue
-from sfpubsub.spark.tables.steps import StepPlan
-from sfpubsub.spark.tables.target import Target, parquet_of
 
 EVENT_TYPE = "AccountChangeEvent"
 FIELDS = [f"Field_{number}__c" for number in range(20)]
@@ -102,10 +103,9 @@ def joined(text: str, column: pa.Array) -> pa.Array:
 
 def fill(target: Target, records: int) -> None:
     """Create the current table with its initial records, in the form that steps write."""
-    table = target.table("Account")
-    fields = [pa.field(name, pa.string()) for name in FIELDS]
+    found = RecordTable(target, "Account", EVENT_TYPE, None, history=False)
+    fields = found.take_events(PLAN).schema.remove_metadata()
     schema = pa.schema([("record_id", pa.string()), *fields, *FLAGS])
-    table.make(schema, {"kind": "current"}, merged=True)
     target.table(EVENT_TYPE).make(PLAN.output)
     files = []
     for first in range(0, records, FILE_ROWS):
@@ -126,8 +126,8 @@ def fill(target: Target, records: int) -> None:
             "_change_type": pa.repeat("CREATE", count),
         }
         files.append(parquet_of(pa.table(columns, schema=schema)))
-    table.append(files, 1)
-    Queue(target).make(with_history=False)
+    found.table.append(files, 1)
+    RereadQueue(target).make(of_mirror=False, with_history=False)
 
 
 def changes(rng: random.Random, records: int, count: int, step: int) -> pa.Table:
@@ -179,7 +179,9 @@ def take(target: Target, rows: pa.Table, number: int) -> tuple[float, float]:
     frame = target.spark.createDataFrame(rows).persist()
     frame.count()
     started, used = time.perf_counter(), processor_seconds()
-    RecordTables(target, with_history=False).follow(BenchmarkStep(target, frame, number))
+    RecordTables(target, RereadQueue(target), with_history=False).follow(
+        BenchmarkStep(target, frame, number)
+    )
     seconds = time.perf_counter() - started, processor_seconds() - used
     frame.unpersist()
     print(f"{seconds[0]:.2f} s, {seconds[1]:.2f} s of CPU time", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ elif [ $# -eq 0 ]; then
   set -- tests/spark/raw/test_logged.py tests/spark/raw/test_iceberg.py tests/spark/test_layouts.py \
     tests/spark/raw/test_catalogs.py tests/spark/formats \
     tests/spark/runtime/test_runtimes.py tests/spark/ingest/test_stopped_writer.py \
-    tests/spark/tables/test_targets.py tests/spark/tables/test_engine.py tests/spark/tables/test_current.py \
+    tests/spark/tables/test_targets.py tests/spark/tables/test_engine.py tests/spark/records/test_current.py \
     tests/spark/mirror/test_survival.py
 fi
 # PySpark 4.1 leaves sockets to the garbage collector; 4.2 does not.

@@ -77,10 +77,11 @@ SPARK_MAY_IMPORT = {
     "runtime": set(),
     "formats": {"runtime"},
     "raw": {"formats", "runtime"},
-    "ingest": {"raw", "runtime"},
-    "stream": {"ingest", "raw", "runtime"},
-    "tables": {"formats", "raw", "runtime"},
-    "mirror": {"tables", "ingest", "raw", "runtime"},
+    "ingest": {"formats", "raw", "runtime"},
+    "stream": {"ingest", "formats", "raw", "runtime"},
+    "records": {"formats", "raw", "runtime"},
+    "tables": {"records", "formats", "raw", "runtime"},
+    "mirror": {"tables", "records", "formats", "ingest", "raw", "runtime"},
 }
 
 # The same for the rooms of emulator/.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfpubsub.cli.main import run
-from sfpubsub.spark.raw.paths import kind_of
+from sfpubsub.spark.runtime.paths import kind_of
 
 ROOT = Path(__file__).parents[2]
 TOPIC = "/event/Order_Event__e"

@@ -7,8 +7,8 @@ break, sessions expire, events are incomplete, late or lost, query jobs fail, an
 another instance. The mirror's user loses View All and gets it again; objects and fields go and come
 back, fields get other types, objects are deselected. At the end, the writer stops, the mirror
 catches up, and each table must equal the org. At no blow may a table have a row as deleted whose
-record was never deleted. The org's records are read from the emulator's database, the tables by
-Spark and by another reader.
+record was never deleted. The mirror has history tables, whose versions are compared with the rows.
+The org's records are read from the emulator's database, the tables by Spark and by another reader.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tests.faults.storm_writer import Writer
 # production, these times are minutes.
 MARGIN = 1.0
 
-OPTIONS = ("--margin", str(MARGIN), "--batch-seconds", "2")
+OPTIONS = ("--margin", str(MARGIN), "--batch-seconds", "2", "--history")
 
 # Options that select the source of a mirror, by name.
 SOURCES = {"topic": ("--topic", CHANNEL), "managed": ("--managed", "Storm")}
@@ -142,6 +142,7 @@ def run(
     blows: Sequence[str],
     readers: dict[str, Callable[[str], Rows]],
     deleted: Callable[[str], set[str]],
+    flaws: Callable[[str], list[str]],
     *,
     lake: str | None = None,
     access: Sequence[str] = (),
@@ -162,6 +163,7 @@ def run(
         blows: Faults and kills, in order.
         readers: Functions that read a table, by name of the reader.
         deleted: Returns the ids of the rows that a table has as deleted.
+        flaws: Returns what is wrong with the history of a table.
         lake: Path or URL of the tables; None for ``lake`` in *directory*.
         access: Options of commands that give access to *lake*.
         changes: Number of changes that the writer makes, spread over the whole storm.
@@ -241,6 +243,9 @@ def run(
             found = aligned(read(f"{lake}/{name}"), wanted)
             if text := difference(wanted, found):
                 report.wrong[f"{name} by {reader}"] = text
+        if found_flaws := flaws(f"{lake}/{name}"):
+            text = f"{len(found_flaws)} flaws, such as {found_flaws[:3]}"
+            report.wrong[f"history of {name}"] = text
     return report
 
 
@@ -424,7 +429,7 @@ def _child(pid: int) -> int | None:
 
 def main() -> None:
     from sfpubsub.spark.runtime.session import spark_session
-    from tests.faults.storm_tables import deleted_reader_of, readers_of
+    from tests.faults.storm_tables import deleted_reader_of, flaws_of_history, readers_of
     from tests.spark.object_store import object_store
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -458,6 +463,7 @@ def main() -> None:
             shuffled_blows(options.blows, rng, among),
             readers,
             deleted_reader_of(options.format, store.storage_options if store else None),
+            flaws_of_history(spark, options.format),
             lake=store.url("lake") if store else None,
             access=store.options if store else (),
             changes=options.changes,

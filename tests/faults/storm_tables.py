@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,40 @@ def deleted_reader_of(format_: str, access: Access = None) -> Callable[[str], se
         return {row["record_id"] for row in found.to_pylist() if row["_is_deleted"]}
 
     return deleted
+
+
+def flaws_of_history(spark: SparkSession, format_: str) -> Callable[[str], list[str]]:
+    """Return a function that returns what is wrong with the versions of a table's records.
+
+    The last version of each record must be what its row shows, and each version must end where the
+    next one begins.
+    """
+
+    def flaws(place: str) -> list[str]:
+        read = spark.read.format(format_)
+        current = read.load(place).toArrow().to_pylist()
+        versions: dict[str, list[dict[str, Any]]] = {}
+        for row in read.load(f"{place}_history").toArrow().to_pylist():
+            versions.setdefault(row["record_id"], []).append(row)
+        return [f"{row['record_id']}: {flaw}" for row in current for flaw in _flaws(row, versions)]
+
+    return flaws
+
+
+def _flaws(row: dict[str, Any], versions: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    own = versions.get(row["record_id"], [])
+    last = [each for each in own if each["valid_to"] is None]
+    if len(last) != 1:
+        yield f"{len(last)} versions are open"
+        return
+    seen = {name for name in row if not name.startswith("_")} | {"_is_deleted"}
+    different = [name for name in seen if last[0][name] != row[name]]
+    if different:
+        yield f"the last version has other values of {sorted(different)}"
+    begun = Counter(each["valid_from"] for each in own)
+    ended = Counter(each["valid_to"] for each in own if each is not last[0])
+    if sum((begun - ended).values()) != 1:
+        yield "its versions leave a hole"
 
 
 def _exists(format_: str, place: str, access: Access) -> bool:

@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.spark import EventTables, EventWriter
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.sidecars import Sidecars
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.layout import LAYOUT
 from sfpubsub.spark.runtime.session import spark_session
 from sfpubsub.types import Gap, RawEvent, ReplayId

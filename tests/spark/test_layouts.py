@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark import EventTables, EventWriter, read_sidecar, read_typed
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw.batches import RawBatches
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.layout import LAYOUT
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import ids_of

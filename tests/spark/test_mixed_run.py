@@ -19,9 +19,9 @@ from sfpubsub.emulator.faults import Fault
 from sfpubsub.emulator.org.bus import Draft
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.spark import EventWriter, IngestJob, TableReplayStore
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.streams import Stream, Streams
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sidecar_files import read_sidecar
 from sfpubsub.spark.raw.sources import Source
 from tests.conftest import until

@@ -16,12 +16,12 @@ from sfpubsub.spark import (
     read_typed,
     read_undecodable,
 )
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.ingest import Ingest
 from sfpubsub.spark.mirror.job import MirrorJob
 from sfpubsub.spark.mirror.mirror import Mirror
 from sfpubsub.spark.mirror.starting_over import is_mirror, start_over
 from sfpubsub.spark.mirror.verifying import Verification
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.tables import open_target
 from tests.spark.sample_events import TOPIC

@@ -18,6 +18,7 @@ from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.source_watch import SourceWatch
 from sfpubsub.cli.spark_options import pairs, require_spark, spark_options, spark_settings
 from sfpubsub.cli.watching import Address, http_option, watching
+from sfpubsub.spark.formats import RAW_FORMATS
 
 if TYPE_CHECKING:
     from sfpubsub.spark.ingest.progress import Progress
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["parquet", "delta", "iceberg"]),
+    type=click.Choice(RAW_FORMATS),
     default="parquet",
     show_default=True,
     help="Format of the table.",

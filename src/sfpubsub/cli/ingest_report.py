@@ -11,9 +11,9 @@ from sfpubsub.cli.live import echo
 from sfpubsub.cli.words import counted
 
 if TYPE_CHECKING:
+    from sfpubsub.spark.formats.destination import Destination
     from sfpubsub.spark.ingest.progress import Progress
     from sfpubsub.spark.ingest.streams import Stream
-    from sfpubsub.spark.raw.destination import Destination
     from sfpubsub.spark.raw.sources import Source
     from sfpubsub.types import ReplayId
 

@@ -85,6 +85,12 @@ def mirror() -> None:
 @mirror_tools.margin_option
 @click.option("--once", is_flag=True, help="Stop when the tables match the org.")
 @click.option(
+    "--history",
+    is_flag=True,
+    help="Also keep a history table per object, with one row per version of each record. Only a "
+    "new mirror can begin one.",
+)
+@click.option(
     "--deletes",
     type=click.Choice(["mark", "remove"]),
     default="mark",
@@ -150,6 +156,7 @@ def run(
     start: Literal["earliest", "latest"],
     margin: float,
     once: bool,
+    history: bool,
     deletes: Deletes,
     bulk_from: int,
     piece_rows: int,
@@ -185,6 +192,7 @@ def run(
         raw=raw,
         settings=MirrorSettings(
             margin=margin,
+            history=history,
             deletes=deletes,
             bulk_from=bulk_from,
             piece_rows=piece_rows,

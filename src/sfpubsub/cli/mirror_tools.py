@@ -21,6 +21,7 @@ from sfpubsub.cli.spark_options import require_spark, spark_options, spark_setti
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.words import counted
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.formats import TARGET_FORMATS
 from sfpubsub.spark.mirror.settings import DEFAULT_MARGIN
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ target_option = click.option(
 format_option = click.option(
     "--format",
     "format_",
-    type=click.Choice(["delta", "iceberg"]),
+    type=click.Choice(TARGET_FORMATS),
     default="delta",
     show_default=True,
     help="Format of all tables.",
@@ -131,10 +132,10 @@ def signal(
     require_spark("sfpubsub mirror signal", "pandas")
     # Imported here, because these modules load pyspark and pyarrow.
     from sfpubsub.rest.asking import check_name
+    from sfpubsub.spark.formats.destination import Destination
     from sfpubsub.spark.mirror.mailbox import Mailbox
-    from sfpubsub.spark.tables.target import Place
 
-    place = Place.parse(target, format_)
+    place = Destination.of_tables(target, format_)
     ((kind, entity),) = asked
     if entity is not None:
         check_name("an object", entity)
@@ -199,11 +200,11 @@ def verify(
     from sfpubsub.auth.oauth import session_provider
     from sfpubsub.config import Settings
     from sfpubsub.rest import OrgReader
+    from sfpubsub.spark.formats.destination import Destination
     from sfpubsub.spark.mirror.rights import present_grant
     from sfpubsub.spark.mirror.verifying import Verification
-    from sfpubsub.spark.tables.target import Place
 
-    Place.parse(target, format_)
+    Destination.of_tables(target, format_)
     settings = Settings.load(service)
     reader = OrgReader(session_provider(settings), http=HttpClient.from_settings(settings))
     reader.describe(entity)  # fail early for an unknown object, before Spark starts

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.paths import What, kind_of
+from sfpubsub.spark.runtime.paths import What, kind_of
 
 # Prefixes of channels that exist only in the Streaming API.
 _CHANNELS = ("/topic/", "/u/")

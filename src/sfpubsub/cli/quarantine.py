@@ -21,6 +21,7 @@ from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.errors import ConfigurationError, SchemaNotFoundError
+from sfpubsub.spark.formats import RAW_FORMATS
 from sfpubsub.stores.file_quarantine import FileQuarantine
 from sfpubsub.stores.quarantine import QuarantinedEvent
 from sfpubsub.stores.schema_store import FileSchemaStore
@@ -105,7 +106,7 @@ def show(directory: Path, key: str) -> None:
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["parquet", "delta", "iceberg"]),
+    type=click.Choice(RAW_FORMATS),
     help="With --to: format of the table.  [default: parquet]",
 )
 @click.option("--master", metavar="URL", help="With --to: Spark master.  [default: local[2]]")
@@ -202,9 +203,11 @@ def _open_table(
     source: Source,
 ) -> Table:
     from sfpubsub.spark import EventWriter, spark_session
-    from sfpubsub.spark.raw.destination import Destination
+    from sfpubsub.spark.formats.destination import Destination
+    from sfpubsub.spark.raw.destination import check_sources
 
-    Destination.parse(to, format_).check([source])  # before Spark starts, which takes seconds
+    # Before Spark starts, which takes seconds.
+    check_sources(Destination.parse(to, format_), [source])
     spark = opened.enter_context(
         spark_session(
             master, format=format_, app_name="sfpubsub quarantine redrive", settings=settings

@@ -23,6 +23,7 @@ from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.step_watch import StepWatch
 from sfpubsub.cli.watching import Address, http_option, watching
 from sfpubsub.cli.words import counted
+from sfpubsub.spark.formats import RAW_FORMATS, TARGET_FORMATS
 
 if TYPE_CHECKING:
     from sfpubsub.spark.tables.engine import StepReport
@@ -50,14 +51,14 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["delta", "iceberg"]),
+    type=click.Choice(TARGET_FORMATS),
     default="delta",
     show_default=True,
     help="Format of the tables.",
 )
 @click.option(
     "--from-format",
-    type=click.Choice(["parquet", "delta", "iceberg"]),
+    type=click.Choice(RAW_FORMATS),
     help="Format of the raw table.  [default: detected if RAW is a local path, otherwise --format]",
 )
 @click.option(
@@ -111,16 +112,16 @@ def tables(
         raise click.UsageError("--yes requires rebuild")
     require_spark("sfpubsub tables", "pandas")
     # Imported here, because these modules load pyspark and pyarrow.
+    from sfpubsub.spark.formats.destination import Destination
     from sfpubsub.spark.mirror import starting_over
-    from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_of
+    from sfpubsub.spark.raw.destination import check_raw_table, format_of
     from sfpubsub.spark.runtime.session import spark_session
     from sfpubsub.spark.tables.engine import EventTables
-    from sfpubsub.spark.tables.target import Place
 
     source_format = from_format or format_of(raw, format_)
     # Check these before Spark starts, which takes seconds.
     check_raw_table(Destination.parse(raw, source_format))
-    Place.parse(target, format_)
+    Destination.of_tables(target, format_)
     if what == "rebuild":
         _confirm(raw, target, yes=yes)
     stop = StopRequest()

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import WriteError
 from sfpubsub.spark import EventWriter
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.formats.iceberg import WAP_ID, Busy, History, Iceberg, in_directory
 from sfpubsub.spark.raw.batches import RawBatches
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.runtime.session import own_session
 from sfpubsub.spark.runtime.sql import quoted
 from sfpubsub.spark.tables import open_target

@@ -24,10 +24,10 @@ from sfpubsub.cli.ingest_report import Report, summary_line
 from sfpubsub.cli.service import OPTIONS
 from sfpubsub.cli.status import read_all
 from sfpubsub.errors import ConfigurationError, MissingExtraError, WriteError
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.job import IngestJob
 from sfpubsub.spark.ingest.progress import Ending, Progress
 from sfpubsub.spark.ingest.streams import Stream
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sidecar_files import COLUMNS
 from sfpubsub.spark.raw.sources import Source
 from tests.conftest import until

@@ -15,7 +15,7 @@ from sfpubsub.cli.main import run
 from sfpubsub.cli.redrive import Decoder, Table, redrive
 from sfpubsub.errors import WriteError
 from sfpubsub.spark import EventWriter
-from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.stores.schema_store import FileSchemaStore
 from tests.spark.sample_events import (

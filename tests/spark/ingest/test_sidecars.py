@@ -11,15 +11,15 @@ import pytest
 
 import sfpubsub.spark
 from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest import sidecars as module
 from sfpubsub.spark.ingest.dedupe import Conflict
 from sfpubsub.spark.ingest.sidecars import Commit, Sidecars
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.files import HadoopFiles, LocalFiles
-from sfpubsub.spark.raw.paths import EXACT_PATHS
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.spark.raw.sidecar_files import read_sidecar
 from sfpubsub.spark.raw.table import StoredRow
+from sfpubsub.spark.runtime.paths import EXACT_PATHS
 from sfpubsub.stores.file_quarantine import FileQuarantine
 from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.types import Gap, RawEvent

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import sys
 
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
-from sfpubsub.spark.tables.target import Place
 
 
 def main() -> None:
     side, directory, log = sys.argv[1:]
-    mailbox = Mailbox(None, Place.parse(directory, "delta"))
+    mailbox = Mailbox(None, Destination.of_tables(directory, "delta"))
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while True:
         if side == "put":

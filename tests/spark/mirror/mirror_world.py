@@ -14,14 +14,13 @@ from sfpubsub.auth.session import CurrentSession, Session
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.rest import OrgReader
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.members import ChannelMembers
 from sfpubsub.spark.mirror.absences import Safeguards
 from sfpubsub.spark.mirror.job import MirrorJob
 from sfpubsub.spark.mirror.settings import MirrorSettings
 from sfpubsub.spark.mirror.stream import MirrorStream
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
-from sfpubsub.spark.tables.target import Place
 from tests.conftest import until
 from tests.rest.support import QUICK as QUICK_REST
 from tests.rest.support import Sessions
@@ -57,7 +56,7 @@ class World:
         self.emulator = emulator
         self.format = table_format
         self.to = path / "lake"
-        self.place = Place.parse(to or self.to, table_format)
+        self.place = Destination.of_tables(to or self.to, table_format)
         separator = "." if self.place.in_catalog else "/"
         raw = f"{self.place.address}{separator}_raw"
         self.raw = Destination.parse(raw, table_format)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sfpubsub.spark.mirror.fetching import Fetching
 from sfpubsub.spark.mirror.log import Marker
-from sfpubsub.spark.mirror.reads import AsOf
+from sfpubsub.spark.records.reads import AsOf
 from tests.conftest import until
 
 

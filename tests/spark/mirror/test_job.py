@@ -20,14 +20,15 @@ from pyspark.sql.functions import col
 from sfpubsub.emulator.org.records.fields import SObject
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.spark.mirror import bounded, log
-from sfpubsub.spark.mirror.folding import Merging
+from sfpubsub.spark.mirror import log
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
-from sfpubsub.spark.mirror.mirrored_object import MirroredObject
 from sfpubsub.spark.mirror.notes import Merge
 from sfpubsub.spark.mirror.status import ObjectStatus
 from sfpubsub.spark.mirror.tables import MirrorTables
 from sfpubsub.spark.mirror.verifying import Verification
+from sfpubsub.spark.records import bounded
+from sfpubsub.spark.records.rows import Merging
+from sfpubsub.spark.records.table import RecordTable
 from tests.conftest import until
 from tests.faults.storm_org import seed_of
 from tests.rest.support import reader_of
@@ -361,9 +362,9 @@ def test_new_rows_are_the_same_with_and_without_spark(
     old = world.create(9, NumberOfEmployees=7, AnnualRevenue=12.5)
     world.emulator.records.delete("Account", old[3], world.user)
     frames: list[DataFrame] = []
-    alone = MirroredObject.alone
+    alone = RecordTable.alone
 
-    def counted(self: MirroredObject, rows: DataFrame, merging: Merging) -> DataFrame:
+    def counted(self: RecordTable, rows: DataFrame, merging: Merging) -> DataFrame:
         frames.append(rows)
         return alone(self, rows, merging)
 
@@ -371,7 +372,7 @@ def test_new_rows_are_the_same_with_and_without_spark(
     returned = MirrorTables._returned
 
     def compare(
-        self: MirrorTables, note: Merge, of: MirroredObject, merging: Merging, *more: Any
+        self: MirrorTables, note: Merge, of: RecordTable, merging: Merging, *more: Any
     ) -> tuple[DataFrame | None, DataFrame | list[bytes] | None]:
         merged, new = returned(self, note, of, merging, *more)
         if isinstance(new, list):
@@ -384,7 +385,7 @@ def test_new_rows_are_the_same_with_and_without_spark(
             compared.append(len(files))
         return merged, new
 
-    monkeypatch.setattr(MirroredObject, "alone", counted)
+    monkeypatch.setattr(RecordTable, "alone", counted)
     monkeypatch.setattr(MirrorTables, "_returned", compare)
     found = []
     for kept in (10**6, 0):

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from sfpubsub.spark.mirror.columns import Columns
-from sfpubsub.spark.mirror.described import Column
+from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.mirror.log import Marker, ReadLog, rows_in
-from sfpubsub.spark.mirror.reads import AsOf
 from sfpubsub.spark.mirror.tables import _may_share
+from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.described import Column
+from sfpubsub.spark.records.reads import AsOf
 from sfpubsub.spark.tables import open_target
-from sfpubsub.spark.tables.target import Target
 from tests.spark.conftest import TABLE_FORMAT
 
 # More fields than the columns for which Delta keeps minimum and maximum.

@@ -11,15 +11,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
-from sfpubsub.spark.tables.target import Place
 from tests.conftest import until
 from tests.spark.conftest import TABLE_FORMAT
 
 
 def mailbox(directory: Path) -> Mailbox:
     """Return a mailbox in a local directory."""
-    return Mailbox(None, Place.parse(directory, TABLE_FORMAT))
+    return Mailbox(None, Destination.of_tables(directory, TABLE_FORMAT))
 
 
 def test_signals_wait_in_order_until_they_are_done(tmp_path: Path):
@@ -105,7 +105,7 @@ def test_signal_id_that_is_not_a_file_name_is_rejected(tmp_path: Path):
 def test_mailbox_on_an_object_store_requires_a_spark_session():
     """Without a session, a mailbox on an object store raises an error that names the place."""
     with pytest.raises(ConfigurationError, match=r"s3a://bucket/lake .*pass a Spark session"):
-        Mailbox(None, Place.parse("s3a://bucket/lake", "delta"))
+        Mailbox(None, Destination.of_tables("s3a://bucket/lake", "delta"))
 
 
 def test_signals_created_in_one_moment_stay_in_order(tmp_path: Path):
@@ -121,7 +121,7 @@ def test_signals_created_in_one_moment_stay_in_order(tmp_path: Path):
 
 def test_mailbox_on_a_hadoop_file_system(spark: SparkSession, lake: Path):
     """A mailbox on a file system accessed through Spark works like one in a local directory."""
-    box = Mailbox(spark, Place.parse("viewfs://lake/tables/mirrored", TABLE_FORMAT))
+    box = Mailbox(spark, Destination.of_tables("viewfs://lake/tables/mirrored", TABLE_FORMAT))
     first, second = Signal("reread", "Account", "Name = 'x'"), Signal("pause")
     assert box.waiting() == []
     box.put(first)

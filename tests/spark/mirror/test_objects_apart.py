@@ -14,12 +14,12 @@ from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.mirror.job import MirrorJob
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
 from sfpubsub.spark.mirror.mirror import Mirror
 from sfpubsub.spark.mirror.settings import MirrorSettings
 from sfpubsub.spark.mirror.status import ObjectStatus
-from sfpubsub.spark.tables.target import Place
 from tests.cli.test_cli import point_at
 from tests.conftest import until
 from tests.spark.conftest import TABLE_FORMAT
@@ -179,7 +179,7 @@ def test_events_are_ingested_without_a_single_call_to_the_org(
         mirror.run(once=True)
     emulator.api_calls.set_remaining(0, emulator.clock.now())
     emulator.records.update("Account", account, {"Phone": "1"}, user)
-    mailbox = Mailbox(spark, Place.parse(lake, TABLE_FORMAT))
+    mailbox = Mailbox(spark, Destination.of_tables(lake, TABLE_FORMAT))
     mailbox.put(Signal("add", "Order__c"))
     with opened() as mirror:
         thread = threading.Thread(target=mirror.run)

@@ -19,28 +19,28 @@ from sfpubsub.errors import (
     StreamUnavailableError,
     WriteError,
 )
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.mirror import values
 from sfpubsub.spark.mirror.agenda import Agenda, RequestBackoff
 from sfpubsub.spark.mirror.budget import DAY, Budget
-from sfpubsub.spark.mirror.columns import Columns
-from sfpubsub.spark.mirror.described import Column
-from sfpubsub.spark.mirror.folding import (
+from sfpubsub.spark.mirror.ledger import Account
+from sfpubsub.spark.mirror.log import FACTS, Marker, id_range
+from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
+from sfpubsub.spark.mirror.planning import MOST_IDS, Wanted, wanted_reads
+from sfpubsub.spark.mirror.status import state_of
+from sfpubsub.spark.mirror.stream import MirrorStream
+from sfpubsub.spark.raw.sources import Source
+from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.described import Column
+from sfpubsub.spark.records.fold import Cue, Fields, Reason
+from sfpubsub.spark.records.reads import AsOf, Entry, Read
+from sfpubsub.spark.records.rows import (
     Merging,
     read_from,
     row_without,
     rows_without,
     struct_of,
 )
-from sfpubsub.spark.mirror.ledger import Account
-from sfpubsub.spark.mirror.log import FACTS, Marker, id_range
-from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
-from sfpubsub.spark.mirror.planning import MOST_IDS, Wanted, wanted_reads
-from sfpubsub.spark.mirror.reads import AsOf, Entry, Read
-from sfpubsub.spark.mirror.status import state_of
-from sfpubsub.spark.mirror.stream import MirrorStream
-from sfpubsub.spark.raw.destination import Destination
-from sfpubsub.spark.raw.sources import Source
-from sfpubsub.spark.tables.records import Cue, Fields, Reason
 
 ADDRESS = pa.struct([("City", pa.string()), ("Latitude", pa.decimal128(18, 3))])
 COLUMNS = Columns(

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from sfpubsub.cli.main import run
 from sfpubsub.errors import WriteError
 from sfpubsub.rest import ObjectDescription
+from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.mirror.tables import MirrorTables
-from sfpubsub.spark.tables.queue import QUEUE_NAME
-from sfpubsub.spark.tables.target import Target
+from sfpubsub.spark.records.queue import QUEUE_NAME
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.tables.raw_world import ACCOUNT, Raw
 
@@ -43,7 +43,7 @@ def test_a_mirror_whose_newest_plan_was_lost_starts_over(
     mirror = {"mirror": True, "followers": [follower]}
     with raw.tables(objects=["Account"], **mirror) as tables:
         list(tables.run())
-        tables.target.table("_steps").delete("step = 1", 3)
+        tables.target.table("_steps").delete("step = 1", 2, 0)
     with pytest.raises(WriteError, match=r"step 1 was removed .* sfpubsub tables rebuild"):
         raw.tables(**mirror)
 

@@ -232,7 +232,7 @@ def test_all_readers_see_merged_rows(spark: SparkSession, tmp_path: Path):
         table.make(COLUMNS, {}, merged=True)
         for number, rows in enumerate(steps, start=1):
             given = frame_of_rows(target.spark, pa.Table.from_pylist(rows, COLUMNS))
-            table.merge(given, ["record_id"], number)
+            table.merge(given, "t.record_id = s.record_id", number)
     empty = dict.fromkeys(set(COLUMNS.names) - {"record_id", "_is_deleted"})
     wanted = {
         "1": {**empty, "Name": "new"}, "3": empty, "5": {**empty, **full},

@@ -26,10 +26,10 @@ from sfpubsub.spark.mirror.planning import (
     smallest_first,
     wanted_reads,
 )
-from sfpubsub.spark.mirror.reads import AsOf, Entry, Read, heals
 from sfpubsub.spark.mirror.turns import EVENTS_IN_A_ROW, Turns
 from sfpubsub.spark.mirror.waiting import Waiting, Why
-from sfpubsub.spark.tables.records import Cue, Reason
+from sfpubsub.spark.records.fold import Cue, Reason
+from sfpubsub.spark.records.reads import AsOf, Entry, Read, heals
 
 # Reads of an object after which it is read as a whole, if its queue keeps growing.
 READS_BY_ID = MOST_IDS // IDS_AT_ONCE + 1

@@ -23,17 +23,17 @@ from sfpubsub.cli.main import run
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.errors import PermissionDeniedError
 from sfpubsub.rest import OrgReader
-from sfpubsub.spark.mirror.bounded import entry_row
-from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.mirror.mailbox import Mailbox
 from sfpubsub.spark.mirror.queue import MirrorQueue
 from sfpubsub.spark.mirror.values import of_json
 from sfpubsub.spark.mirror.verifying import Difference, Verification, Why
+from sfpubsub.spark.records.bounded import entry_row
+from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.fold import Cue, Reason
+from sfpubsub.spark.records.rows import FLAGS
 from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.tables import open_target
-from sfpubsub.spark.tables.folding import FLAGS
-from sfpubsub.spark.tables.records import Cue, Reason
-from sfpubsub.spark.tables.target import Place
 from tests.rest.support import QUICK, reader_of
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.mirror.mirror_world import World
@@ -65,9 +65,9 @@ class Lake:
             table = target.table("Order__c")
             table.make(self.schema, {}, merged=True)
             rows = pa.Table.from_pylist(list(self.rows.values()), self.schema)
-            table.merge(frame_of_rows(target.spark, rows), ["record_id"], 1)
+            table.merge(frame_of_rows(target.spark, rows), "t.record_id = s.record_id", 1)
             queue = MirrorQueue(target)
-            queue.make()
+            queue.make(of_mirror=True, with_history=False)
             queue.add(
                 [
                     entry_row("Order__c", record_id, Cue(reason, None, None, 7), 1)
@@ -282,7 +282,7 @@ def test_a_signal_is_stored_in_the_mailbox_of_the_target(
     """`mirror signal` stores its request before it exits, without Spark if the target is local."""
     assert run(["mirror", "signal", "--to", str(tmp_path), *given]) == 0
     printed = json.loads(capsys.readouterr().out)
-    (found,) = Mailbox(None, Place.parse(tmp_path, TABLE_FORMAT)).waiting()
+    (found,) = Mailbox(None, Destination.of_tables(tmp_path, TABLE_FORMAT)).waiting()
     assert (found.kind, found.entity, found.where) == wanted
     assert printed["id"] == found.id
 
@@ -292,7 +292,7 @@ def test_a_confirmation_carries_the_number_that_is_shown(tmp_path: Path, capsys:
     none do, it sends nothing.
     """
     command = ["mirror", "signal", "--to", str(tmp_path), "--confirm-deletes", "Account"]
-    mailbox = Mailbox(None, Place.parse(tmp_path, TABLE_FORMAT))
+    mailbox = Mailbox(None, Destination.of_tables(tmp_path, TABLE_FORMAT))
     assert run(command) != 0
     assert mailbox.waiting() == []
     mailbox.show_parked({"Account": 12, "Contact": 3})
@@ -311,4 +311,4 @@ def test_a_confirmation_carries_the_number_that_is_shown(tmp_path: Path, capsys:
 def test_an_empty_ambiguous_or_invalid_signal_is_rejected(given: list[str], tmp_path: Path):
     """`mirror signal` fails and stores nothing if its options do not describe one valid request."""
     assert run(["mirror", "signal", "--to", str(tmp_path), *given]) != 0
-    assert Mailbox(None, Place.parse(tmp_path, TABLE_FORMAT)).waiting() == []
+    assert Mailbox(None, Destination.of_tables(tmp_path, TABLE_FORMAT)).waiting() == []

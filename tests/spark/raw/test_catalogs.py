@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark import EventWriter, read_sidecar
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw.batches import RawBatches
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.frames import column_definitions
 from sfpubsub.spark.raw.iceberg import check_catalog
 from sfpubsub.spark.raw.layout import LAYOUT, STORED

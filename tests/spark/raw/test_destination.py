@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from sfpubsub.errors import ConfigurationError, OtherOrgError
+from sfpubsub.spark.formats import check_raw_format
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw import ownership
-from sfpubsub.spark.raw.destination import Destination, check_format
 from sfpubsub.spark.raw.layout import LAYOUT
 from sfpubsub.spark.raw.ownership import (
     check_destination,
@@ -151,7 +152,7 @@ def test_an_unreadable_table_identity_is_rejected(tmp_path: Path, text: str, rea
 def test_an_unknown_table_format_is_rejected():
     """The error lists the formats that exist."""
     with pytest.raises(ConfigurationError, match="use one of parquet, delta, iceberg"):
-        check_format("csv")
+        check_raw_format("csv")
 
 
 def test_delta_and_iceberg_accept_urls_and_catalog_tables(tmp_path: Path):

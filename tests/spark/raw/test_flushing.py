@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.spark import EventWriter
+from sfpubsub.spark.formats.target import parquet_of
 from sfpubsub.spark.raw import flushing
 from sfpubsub.spark.raw.flushing import (
     Flusher,
@@ -29,7 +30,6 @@ from sfpubsub.spark.raw.flushing import (
     vector_path,
 )
 from sfpubsub.spark.tables import open_target
-from sfpubsub.spark.tables.target import parquet_of
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.sample_events import NOW, TOPIC, batch_of
 

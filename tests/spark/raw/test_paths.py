@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.destination import Destination
-from sfpubsub.spark.raw.paths import kind_of, local_path
-from sfpubsub.spark.tables.target import Place
+from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.runtime.paths import kind_of, local_path
 
 SPELLINGS = {
     "./out": "directory",
@@ -89,7 +88,7 @@ def test_a_path_object_is_always_a_path(name: str, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in (Path(name), pathlib.PurePosixPath(name)):
         assert kind_of(path, "table") == kind_of(path, "schema") == "directory"
-        assert Place.parse(path, "delta").local == tmp_path / name
+        assert Destination.of_tables(path, "delta").local == tmp_path / name
         for format_ in ("parquet", "delta", "iceberg"):
             assert Destination.parse(path, format_).local == tmp_path / name
 
@@ -101,7 +100,7 @@ def test_a_bare_name_is_refused_in_every_format():
             Destination.parse("out", format_)
     for format_ in ("delta", "iceberg"):
         with pytest.raises(ConfigurationError, match=r"write \./out for the directory"):
-            Place.parse("out", format_)
+            Destination.of_tables("out", format_)
 
 
 def test_a_parquet_table_is_not_in_a_catalog():

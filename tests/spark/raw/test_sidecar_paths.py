@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw import destination, sidecar_paths
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.ownership import check_destination, claim_table
 from sfpubsub.spark.raw.sources import Source
 from tests.spark.sample_events import TOPIC as TOPIC_NAME

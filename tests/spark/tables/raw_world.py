@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.raw.batches import RawBatches
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.ownership import local_sidecar
 from sfpubsub.spark.tables.engine import EventTables, StepReport
 from sfpubsub.spark.tables.reading import read_typed, read_undecodable

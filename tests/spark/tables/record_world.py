@@ -12,9 +12,9 @@ from sfpubsub.avro.codec import Codec, NoCodec
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.errors import SchemaNotFoundError
 from sfpubsub.spark.ingest.writer import EventWriter
-from sfpubsub.spark.tables.current import HISTORY_SUFFIX
+from sfpubsub.spark.records.queue import QUEUE_NAME
+from sfpubsub.spark.records.table import HISTORY_SUFFIX
 from sfpubsub.spark.tables.engine import EventTables
-from sfpubsub.spark.tables.queue import QUEUE_NAME
 from sfpubsub.stores.schema_store import FileSchemaStore
 from sfpubsub.types import RawEvent, ReplayId
 from tests.spark.tables.change_streams import Published, schema_text
@@ -120,7 +120,7 @@ def _version(row: dict[str, Any]) -> tuple[str, int]:
 def plain(row: dict[str, Any], more: Sequence[str] = ()) -> dict[str, Any]:
     """Return a row of a table in the form of `SlowTables`."""
     known = {name: milliseconds(row[name]) for name in ("record_id", *FLAGS, *more)}
-    taken = {"record_id", *FLAGS, "valid_from", "valid_to", "_kind"}
+    taken = {"record_id", *FLAGS, "_read", "valid_from", "valid_to", "from_read", "_kind"}
     fields = {_column(name, value): value for name, value in row.items() if name not in taken}
     return {**known, "values": pruned(fields) or {}}
 

@@ -22,9 +22,10 @@ from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.ownership import claim_table
 from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.raw.sources import Source
+from sfpubsub.spark.records.step import UNDECODABLE_NAME
 from sfpubsub.spark.tables import engine as engine_module
 from sfpubsub.spark.tables import planning, steps
-from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded
+from sfpubsub.spark.tables.decode import Decoded
 from sfpubsub.spark.tables.engine import EventTables, StepReport
 from sfpubsub.spark.tables.logged_target import LoggedTarget
 from sfpubsub.spark.tables.steps import StepTable
@@ -544,19 +545,19 @@ def test_old_plans_of_steps_are_removed(command, monkeypatch, raw, capsys):
         list(tables.run())
         kind = type(tables.target.table("_steps"))
         for number in range(2, 12):
-            tables.beside({}, "once" if number == 2 else "often", {"number": number})
+            tables.instruct({}, "once" if number == 2 else "often", {"number": number})
         with kill_at(1, (kind, "delete")), pytest.raises(Killed):
-            tables.beside({}, "often", {"number": 12})
+            tables.instruct({}, "often", {"number": 12})
     assert plans() == [2, 8, 9, 10, 11]
     with raw.tables() as tables:
         assert tables.newest.totals == {"number": 11}
         list(tables.run())
-        tables.beside({}, "often", {"number": 12})
+        tables.instruct({}, "often", {"number": 12})
         assert plans() == [2, 8, 9, 10, 11, 12]
         raw.write((ORDER, 1, 0))
         list(tables.run())
         raw.check()
-        tables.target.table("_steps").delete("step > 12", 27)
+        tables.target.table("_steps").delete("step > 12", 14, 0)
     with pytest.raises(WriteError, match=r"step 13 was removed .* sfpubsub tables rebuild"):
         raw.tables()
     assert command() == 1

@@ -18,11 +18,11 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
+from sfpubsub.spark.formats.target import parquet_of
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.runtime.sql import quoted, sql_text
 from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.engine import EventTables
-from sfpubsub.spark.tables.target import parquet_of
 from sfpubsub.stores.schema_store import FileSchemaStore
 from sfpubsub.types import RawEvent, ReplayId
 from tests.spark.conftest import TABLE_FORMAT
@@ -55,7 +55,11 @@ def test_a_table_takes_any_name(spark: SparkSession, tmp_path: Path):
         table.insert(target.spark.createDataFrame(rows("2", "inserted")), 2)
         table.insert(target.spark.createDataFrame(rows("it's", "deleted")), 3)
         both = pa.concat_tables([rows("1", "merged"), rows("3", "merged")])
-        table.merge(target.spark.createDataFrame(both), ["back`tick"], 4)
+        table.merge(
+            target.spark.createDataFrame(both),
+            f"{quoted('t', 'back`tick')} = {quoted('s', 'back`tick')}",
+            4,
+        )
         table.delete(quoted("back`tick") + " = " + sql_text("it's"), 5)
         assert target.names() == ["or`der"]
         assert table.facts() == {"kind": 'it\'s "it"'}

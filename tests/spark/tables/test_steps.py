@@ -7,10 +7,10 @@ import json
 import pytest
 
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw.batches import RawBatch
+from sfpubsub.spark.records.step import StepPlan
 from sfpubsub.spark.tables.identity import Identity, event_names
-from sfpubsub.spark.tables.steps import StepPlan
-from sfpubsub.spark.tables.target import Place
 
 PLAN = StepPlan(
     7,
@@ -26,7 +26,7 @@ PLAN = StepPlan(
     size=400,
     undecodable=True,
 )
-PLACE = Place.parse("/data/tables", "delta")
+PLACE = Destination.of_tables("/data/tables", "delta")
 
 
 def test_a_step_plan_survives_a_round_trip_through_json():

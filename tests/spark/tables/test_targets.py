@@ -15,9 +15,10 @@ from py4j.clientserver import ClientServerConnection
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.formats.delta import APPLICATION_SETTING, NUMBER_SETTING, LocalDeltaStore
+from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.target import LAST, parquet_of
 from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.delta_target import APPLICATION
-from sfpubsub.spark.tables.target import Place, parquet_of
 from tests.spark.conftest import TABLE_FORMAT, jobs_begun
 
 COLUMNS = pa.schema(
@@ -37,6 +38,7 @@ WIDER = pa.schema(
         ("Amount__c", pa.float64()),
     ]
 )
+SAME = "t.ingest_seq = s.ingest_seq"
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
@@ -104,6 +106,26 @@ def test_a_table_applies_each_step_once(target):
     assert found["changed_fields"] == ["Name", None]
 
 
+def test_parts_of_a_step_come_once_and_in_order(target):
+    """A table has a step when it has its last part; an earlier part is not made twice."""
+    table = target.table("Account")
+    table.make(COLUMNS, {"kind": "current"}, merged=True)
+    assert (table.newest(), table.has(1, 0)) == ((0, LAST), False)
+    assert table.append([parquet_of(rows(0))], 1, 0)
+    assert not table.append([parquet_of(rows(0))], 1, 0)
+    assert (table.newest(), table.step(), table.has(1, 0), table.has(1)) == ((1, 0), 0, True, False)
+    source = target.spark.createDataFrame(rows(0, 1, 2, columns=WIDER, event_id="new"))
+    more = {"replaced": {"event_id": "upper(s.event_id)"}, "added": "s.ingest_seq < 2"}
+    table.make(WIDER)
+    table.merge(source, SAME, 1, LAST - 1, **more)
+    shown = sorted((row["ingest_seq"], row["event_id"]) for row in table.read().collect())
+    assert shown == [(0, "NEW"), (1, "new")]
+    table.delete("ingest_seq = 1", 1)
+    assert (seqs(table), table.step(), table.has(1)) == ([0], 1, True)
+    assert not table.append([parquet_of(rows(7))], 1, LAST - 1)
+    assert not table.has(2, 0)
+
+
 def test_columns_are_added_at_every_depth(target):
     """Older rows have null in new columns and nested fields.
 
@@ -134,8 +156,8 @@ def test_rows_are_merged_and_deleted_once(target):
         changed = rows(1, 9).set_column(0, "event_id", pa.array([text, text]))
         return target.spark.createDataFrame(changed)
 
-    table.merge(source("new"), ["ingest_seq"], 2)
-    table.merge(source("newer"), ["ingest_seq"], 2)
+    table.merge(source("new"), SAME, 2)
+    table.merge(source("newer"), SAME, 2)
     found = {row["ingest_seq"]: row["event_id"] for row in table.read().collect()}
     assert found == {0: "event-0", 1: "new", 2: "event-2", 9: "new"}
     table.delete("ingest_seq in (0, 1)", 3)
@@ -143,12 +165,12 @@ def test_rows_are_merged_and_deleted_once(target):
     table.delete("ingest_seq = 77", 4)
     assert (seqs(table), table.step()) == ([2, 9], 4)
     part = target.spark.createDataFrame(rows(2, 9).select(["ingest_seq", "event_id"]))
-    table.merge(part, ["ingest_seq"], 5)
+    table.merge(part, SAME, 5)
     assert table.read().where("event_time is null").count() == 0
-    table.merge(source("newest"), ["ingest_seq"], 6, replaced=["replay_id"])
+    table.merge(source("newest"), SAME, 6, replaced={"replay_id": "s.replay_id"})
     found = {row["ingest_seq"]: row["event_id"] for row in table.read().collect()}
     assert found == {1: "newest", 2: "event-2", 9: "event-9"}
-    table.merge(part.limit(0), ["ingest_seq"], 7)
+    table.merge(part.limit(0), SAME, 7)
     assert (seqs(table), table.step()) == ([1, 2, 9], 7), "an empty merge also counts as a step"
     table.delete("true", 8)
     assert (seqs(table), table.step()) == ([], 8)
@@ -164,7 +186,7 @@ def test_rows_of_a_dataframe_are_inserted_once(target):
     assert (seqs(table), table.step()) == ([1, 9], 1)
     table.insert(source.limit(0), 2)
     assert (seqs(table), table.step()) == ([1, 9], 2), "an empty insert also counts as a step"
-    table.merge(source, ["ingest_seq"], 3)
+    table.merge(source, SAME, 3)
     assert (seqs(table), table.step()) == ([1, 9], 3)
 
 
@@ -187,7 +209,7 @@ def test_a_url_or_a_catalog_schema_can_be_a_target(spark, lake):
             table.append([parquet_of(rows(0, 1))], 1)
             table.make(WIDER, {"kind": "x"})
             more = rows(1, 2, columns=WIDER)
-            table.merge(target.spark.createDataFrame(more), ["ingest_seq"], 2)
+            table.merge(target.spark.createDataFrame(more), SAME, 2)
             table.insert(target.spark.createDataFrame(rows(3, columns=WIDER)), 3)
             assert seqs(table) == [0, 1, 2, 3]
             # Spark's own catalog stores names in lower case.
@@ -238,7 +260,7 @@ def test_a_change_by_another_process_is_detected(spark, tmp_path):
 )
 def test_the_destination_of_a_target_is_parsed(text, format_, catalog, local):
     """A path with a slash is a directory or URL; a name with a dot is a schema in a catalog."""
-    place = Place.parse(text, format_)
+    place = Destination.of_tables(text, format_)
     assert (place.in_catalog, place.local is not None) == (catalog, local)
     assert not place.of("T").endswith("//T")
 
@@ -246,7 +268,7 @@ def test_the_destination_of_a_target_is_parsed(text, format_, catalog, local):
 def test_derived_tables_have_no_parquet_format():
     """Plain Parquet files cannot replace rows; the error says which formats can."""
     with pytest.raises(ConfigurationError, match=r"'parquet' is not .*: use one of delta, iceberg"):
-        Place.parse("/data/tables", "parquet")
+        Destination.of_tables("/data/tables", "parquet")
 
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="what Delta does to write its log")

@@ -1,6 +1,72 @@
-"""Table formats: what a table of each contains, and how it is changed exactly once."""
+"""Table formats: what a table of each contains, and how it is changed exactly once.
+
+This module needs neither Spark nor a format's library, so that commands can name the formats.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sfpubsub.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format in which tables are stored."""
+
+    name: str
+    log: str | None
+    """Name of the directory with the log of a local table; None if the format has no log."""
+
+    @property
+    def has_log(self) -> bool:
+        """Whether the format has a log. Only then can rows be replaced, as in derived tables."""
+        return self.log is not None
+
+
+# All formats. Those with a log each have a module in this package, in raw/ and in tables/.
+FORMATS = {
+    found.name: found
+    for found in (
+        Format("parquet", None),
+        Format("delta", "_delta_log"),
+        Format("iceberg", "metadata"),
+    )
+}
+
+RAW_FORMATS = tuple(FORMATS)
+"""Formats of raw tables."""
+
+TARGET_FORMATS = tuple(name for name, found in FORMATS.items() if found.has_log)
+"""Formats of derived tables: those whose rows can be replaced."""
+
+LOGS = {name: found.log for name, found in FORMATS.items() if found.log is not None}
+"""Name of the directory with a local table's log, by format."""
+
+
+def check_raw_format(name: str) -> None:
+    """Check that raw tables can have a format.
+
+    Raises:
+        ConfigurationError: The format is unknown.
+    """
+    if name not in RAW_FORMATS:
+        raise ConfigurationError(
+            f"format {name!r} is not supported; use one of {', '.join(RAW_FORMATS)}"
+        )
+
+
+def check_target_format(name: str) -> None:
+    """Check that derived tables can have a format.
+
+    Raises:
+        ConfigurationError: They cannot, or the format is unknown.
+    """
+    if name not in TARGET_FORMATS:
+        raise ConfigurationError(
+            f"format {name!r} is not a format of derived tables, whose rows must be replaceable: "
+            f"use one of {', '.join(TARGET_FORMATS)}"
+        )
 
 
 class Conflict(Exception):  # noqa: N818  # never leaves this package; not a user error

@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats import Conflict, FormatError
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
-from sfpubsub.spark.runtime.sql import quoted
+from sfpubsub.spark.runtime.sql import pairs_in_sql, quoted
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -240,6 +240,10 @@ class DeltaStore:
             if "[DELTA_CONCURRENT_" in str(error):
                 raise Conflict(first_line(error)) from error
             raise
+
+    def set(self, properties: Mapping[str, str]) -> None:
+        """Set properties of the table."""
+        self._spark.sql(f"ALTER TABLE {self.in_sql} SET TBLPROPERTIES ({pairs_in_sql(properties)})")
 
     def widen(self, nothing: DataFrame) -> None:
         """Add the columns and nested fields of an empty DataFrame that the table lacks."""

@@ -26,10 +26,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
-from sfpubsub.spark.runtime.sql import quoted, sql_text
+from sfpubsub.spark.runtime.sql import pairs_in_sql, quoted, sql_text
 
 WAP_ID = "spark.wap.id"
 """Session setting that turns what an SQL statement commits into a snapshot on no branch. The
@@ -153,6 +154,10 @@ class Iceberg:
         self._refresh()
         return self._spark.table(self._name)
 
+    def columns(self) -> StructType:
+        """Return the table's columns."""
+        return self.read().schema
+
     def properties(self) -> dict[str, str]:
         """Return the table's properties. Spark hides values of others that look like secrets."""
         self._refresh()
@@ -202,8 +207,7 @@ class Iceberg:
     def set(self, properties: Mapping[str, str]) -> None:
         """Set properties of the table."""
         given = self._encoded(properties)
-        pairs = ", ".join(f"{sql_text(k)} = {sql_text(v)}" for k, v in given.items())
-        self.alter(f"SET TBLPROPERTIES ({pairs})")
+        self.alter(f"SET TBLPROPERTIES ({pairs_in_sql(given)})")
 
     def _encoded(self, properties: Mapping[str, str]) -> dict[str, str]:
         """Encode the values of our properties, in which Spark must not find a secret.

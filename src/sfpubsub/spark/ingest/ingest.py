@@ -23,6 +23,7 @@ from sfpubsub.client.client import PubSubClient
 from sfpubsub.client.last_confirmed import LastConfirmed
 from sfpubsub.config import WINDOW, Limits
 from sfpubsub.errors import ConfigurationError, SfPubSubError
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.channels import ChannelSubscription
 from sfpubsub.spark.ingest.job import IngestJob, Writer
 from sfpubsub.spark.ingest.positions import TableReplayStore
@@ -34,7 +35,7 @@ from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.streams import SourceSubscription, Stream, Streams
 from sfpubsub.spark.ingest.together import Member, SharedWriter
 from sfpubsub.spark.ingest.writer import EventWriter
-from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.destination import check_sources
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.runtime.session import spark_session
 from sfpubsub.spark.runtime.threaded import ThreadedJob
@@ -109,7 +110,7 @@ class Ingest(ThreadedJob):
         self.table: Destination = _checked(Destination.parse(to, format, self.settings.staging))
         super().__init__(f"ingest into {self.table.name}")
         self.sources: tuple[Source, ...] = Source.several(*_names(sources))
-        self.table.check(self.sources)
+        check_sources(self.table, self.sources)
         self.service: Service = Service(options, client)
         self.streams: list[Stream] = []
         """For each source, its job, subscription and outcome, once they are open. Empty if the job

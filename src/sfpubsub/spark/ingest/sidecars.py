@@ -37,9 +37,10 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from sfpubsub.client.last_confirmed import Confirmed
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.confirmations import Commit
 from sfpubsub.spark.ingest.dedupe import Conflict
-from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.destination import sidecar_directory
 from sfpubsub.spark.raw.files import Files, files_at
 from sfpubsub.spark.raw.sidecar_files import SidecarQuarantine, SidecarSchemas, location_of
 from sfpubsub.spark.raw.sidecar_paths import (
@@ -94,7 +95,7 @@ class Sidecars:
         self._spark = spark
         self._destination = destination
         self._clock = clock
-        self._local = destination.sidecar_directory
+        self._local = sidecar_directory(destination)
         self._root: Path | str | None = self._local
         self._kept: set[str] = set()
         self._gaps: Files | None = None

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.dedupe import Conflict
 from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW, KeyWindow
 from sfpubsub.spark.ingest.known_events import KnownEvents
@@ -29,7 +30,7 @@ from sfpubsub.spark.ingest.screening import Part, ScreenedPart, screen, taken_of
 from sfpubsub.spark.ingest.settings import DEFAULT_WINDOW_KEYS
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.undecodable import OnUndecodable, Undecodable
-from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.destination import check_sources
 from sfpubsub.spark.raw.lease import Lease
 from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.raw.ownership import claim_table, make_table_directory
@@ -134,7 +135,7 @@ class EventWriter:
         self._busy = threading.Lock()  # held while the table may change
         self._process = jvm_of(spark)
         self._lease: Lease | None = None
-        place.check(self.sources)  # before anything is written to it
+        check_sources(place, self.sources)  # before anything is written to it
         with ExitStack() as unless_done:
             if place.local is not None:
                 make_table_directory(place.local)

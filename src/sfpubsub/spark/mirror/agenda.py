@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sfpubsub.errors import QuotaExceededError
-from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.ledger import Account
-from sfpubsub.spark.tables.records import Reason
+from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.fold import Reason
 
 # Seconds between requests for an object's describe result. A field that was added or changed, or
 # that the user may see since, is noticed within this time even if no event arrives. An object costs

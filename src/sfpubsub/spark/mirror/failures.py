@@ -8,26 +8,14 @@ This module is pure: no Spark, no I/O, no clock.
 
 from __future__ import annotations
 
-import enum
 import logging
 
-from sfpubsub.errors import (
-    AuthenticationError,
-    QuotaExceededError,
-    ReadExpiredError,
-    RequestRefusedError,
-    SfPubSubError,
-    StreamUnavailableError,
-    WriteError,
-)
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.rest.scope import Scope, scope_of
 from sfpubsub.spark.mirror.agenda import RequestBackoff
 from sfpubsub.spark.mirror.waiting import Waiting, Why
 
 _log = logging.getLogger("sfpubsub.spark")
-
-# Error codes for an object that does not exist, or that the user cannot see: of a describe request
-# or a read by id, of a query, and of a Bulk job (Salesforce documentation, status codes).
-_GONE = frozenset({"NOT_FOUND", "INVALID_TYPE", "INVALIDENTITY"})
 
 # First and longest delay, in seconds, before the org is asked again about an object that it does
 # not have. Each costs a call.
@@ -37,32 +25,6 @@ _HELP = (
     "its rows stay as they are, and it is read again once the org has it; to stop mirroring it, "
     "run sfpubsub mirror signal --remove {}"
 )
-
-
-class Scope(enum.Enum):
-    """What an error stops."""
-
-    MIRROR = "mirror"
-    """Everything: nobody is signed in, a table cannot be written, or it is a bug."""
-    ORG = "org"
-    """All requests, for a while: the org is not available, or its limit of calls is used up."""
-    OBJECT = "object"
-    """Reads of one object, for a while."""
-    GONE = "gone"
-    """Reads of one object, until the org has it again."""
-
-
-def scope_of(error: BaseException) -> Scope:
-    """Return what an error of a request about one object stops."""
-    if isinstance(error, (QuotaExceededError, StreamUnavailableError)):
-        return Scope.ORG
-    if isinstance(error, AuthenticationError):
-        return Scope.ORG if error.retryable else Scope.MIRROR
-    if isinstance(error, WriteError) or not isinstance(error, SfPubSubError):
-        return Scope.MIRROR
-    if isinstance(error, RequestRefusedError) and not isinstance(error, ReadExpiredError):
-        return Scope.GONE if error.error_code in _GONE else Scope.OBJECT
-    return Scope.OBJECT
 
 
 def can_resume(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from sfpubsub.spark.mirror.budget import Budget
 from sfpubsub.spark.mirror.ledger import Ledger
 from sfpubsub.spark.mirror.notes import Note, subject_of
 from sfpubsub.spark.mirror.queue import MirrorQueue
-from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, as_of
+from sfpubsub.spark.records.reads import AsOf, DurableState, Entry, as_of
 from sfpubsub.spark.tables.engine import EventTables
 
 # Seconds between checks of the raw table while the stream writes nothing: rows may be waiting for
@@ -105,7 +105,7 @@ class StepRunner:
             WriteError: The step failed.
         """
         calls = self._budget.count(self._wall(), self._calls())
-        self._engine.beside(note.to_note(), subject_of(note), {"calls": calls})
+        self._engine.instruct(note.to_note(), subject_of(note), {"calls": calls})
         self._ledger.take(note)
         self._note()
 

@@ -27,6 +27,9 @@ from sfpubsub.errors import (
     WriteError,
 )
 from sfpubsub.rest import ObjectDescription, OrgReader
+from sfpubsub.rest.scope import Scope, scope_of
+from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.ingest.selection import Selection
 from sfpubsub.spark.ingest.sidecars import KeptGap, Sidecars
 from sfpubsub.spark.mirror import planning
@@ -34,7 +37,7 @@ from sfpubsub.spark.mirror.absences import Safeguards
 from sfpubsub.spark.mirror.agenda import Agenda
 from sfpubsub.spark.mirror.backlog import Backlog
 from sfpubsub.spark.mirror.budget import Budget
-from sfpubsub.spark.mirror.failures import Failures, Scope, can_resume, scope_of
+from sfpubsub.spark.mirror.failures import Failures, can_resume
 from sfpubsub.spark.mirror.fetching import Fetching
 from sfpubsub.spark.mirror.hand import StepRunner
 from sfpubsub.spark.mirror.ledger import Ledger
@@ -43,7 +46,6 @@ from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
 from sfpubsub.spark.mirror.notes import Ask, Merge, Remove, Sweep
 from sfpubsub.spark.mirror.planning import Wanted
 from sfpubsub.spark.mirror.reading import OrgReads, Reading
-from sfpubsub.spark.mirror.reads import AsOf, Read
 from sfpubsub.spark.mirror.rights import Rights, check_object, check_rights
 from sfpubsub.spark.mirror.selection_watch import SelectionWatch
 from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
@@ -54,13 +56,12 @@ from sfpubsub.spark.mirror.stream import StreamState
 from sfpubsub.spark.mirror.tables import MirrorTables
 from sfpubsub.spark.mirror.turns import Turns
 from sfpubsub.spark.mirror.waiting import Waiting, Why
-from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.records.fold import Reason
+from sfpubsub.spark.records.reads import AsOf, Read
+from sfpubsub.spark.records.step import Follower
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables.engine import EventTables
 from sfpubsub.spark.tables.identity import event_name_of
-from sfpubsub.spark.tables.records import Reason
-from sfpubsub.spark.tables.steps import Follower
-from sfpubsub.spark.tables.target import Place, Target
 from sfpubsub.types import Gap, ReplayId
 
 _log = logging.getLogger("sfpubsub.spark")
@@ -118,7 +119,7 @@ class MirrorJob:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        Place.parse(to, format)  # fail before the org is asked for its id
+        Destination.of_tables(to, format)  # fail before the org is asked for its id
         self.settings: MirrorSettings = settings or MirrorSettings()
         self._reader = reader
         self._say = on_message or (lambda _: None)
@@ -218,7 +219,12 @@ class MirrorJob:
 
     def _follower(self, target: Target) -> Follower:
         self.tables: MirrorTables = MirrorTables(
-            target, self._describe, self.settings.deletes, self._wall, self._safeguards
+            target,
+            self._describe,
+            self.settings.deletes,
+            self._wall,
+            self._safeguards,
+            history=self.settings.history,
         )
         return self.tables
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import functions as f
 
+from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.mirror.log import Marker
 from sfpubsub.spark.mirror.notes import Merge, Note, Remove, Sweep, note_of
-from sfpubsub.spark.mirror.reads import Read
+from sfpubsub.spark.records.reads import Read
 from sfpubsub.spark.tables.steps import STEPS_NAME
-from sfpubsub.spark.tables.target import Target
 
 
 @dataclass

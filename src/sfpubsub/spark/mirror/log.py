@@ -24,9 +24,9 @@ from pyspark.sql import functions as f
 
 from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.mirror.columns import Columns
-from sfpubsub.spark.mirror.reads import AsOf
-from sfpubsub.spark.tables.target import Target
+from sfpubsub.spark.formats.target import Target
+from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.reads import AsOf
 
 LOG_PREFIX = "_reads_"
 

@@ -23,11 +23,10 @@ from typing import Any, Literal, get_args
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw.files import Files, files_at
 from sfpubsub.spark.raw.sidecar_files import location_of
-from sfpubsub.spark.tables.queue import QUEUE_NAME
-from sfpubsub.spark.tables.target import Place
+from sfpubsub.spark.records.queue import QUEUE_NAME
 
 _log = logging.getLogger("sfpubsub.spark")
 
@@ -94,7 +93,7 @@ class Mailbox:
             no mirror.
     """
 
-    def __init__(self, spark: SparkSession | None, place: Place) -> None:
+    def __init__(self, spark: SparkSession | None, place: Destination) -> None:
         self._files = _files(spark, place)
         self._logged: set[str] = set()
 
@@ -207,7 +206,7 @@ def _signal(signal_id: str, text: str) -> Signal | None:
     return Signal(found["kind"], entity, where, signal_id, rows)
 
 
-def _files(spark: SparkSession | None, place: Place) -> Files:
+def _files(spark: SparkSession | None, place: Destination) -> Files:
     if place.local is not None:
         return files_at(place.local, MAILBOX_NAME, spark)
     if not place.in_catalog or spark is None:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.rest import OrgReader
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.ingest import OnAcked, OnProgress, Spark, Wrap
 from sfpubsub.spark.ingest.members import ALL_CHANGES, ChannelMembers
 from sfpubsub.spark.ingest.selection import check_filters
@@ -21,10 +22,8 @@ from sfpubsub.spark.mirror.job import MirrorJob
 from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
 from sfpubsub.spark.mirror.status import ObjectStatus
 from sfpubsub.spark.mirror.stream import MirrorStream, StreamState
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.runtime.threaded import ThreadedJob
-from sfpubsub.spark.tables.target import Place
 from sfpubsub.types import Health
 
 # Default name of the raw table in a target.
@@ -86,7 +85,7 @@ class Mirror(ThreadedJob):
         wrap: Wrap | None = None,
     ) -> None:
         super().__init__(f"mirror in {to}")
-        place = Place.parse(to, format)
+        place = Destination.of_tables(to, format)
         separator = "." if place.in_catalog else "/"
         self.settings: MirrorSettings = settings or MirrorSettings()
         self.stream: MirrorStream = MirrorStream(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sfpubsub.spark.mirror.reads import AsOf, Read
-from sfpubsub.spark.tables.records import Reason
+from sfpubsub.spark.records.fold import Reason
+from sfpubsub.spark.records.reads import AsOf, Read
 
 
 @dataclass(frozen=True)

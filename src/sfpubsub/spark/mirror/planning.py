@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sfpubsub.spark.mirror.log import Kind
-from sfpubsub.spark.mirror.reads import AsOf, Entry, Read, heals
+from sfpubsub.spark.records.reads import AsOf, Entry, Read, heals
 
 # Maximum number of ids per read (Salesforce documentation, sObject Collections with a request
 # body).

@@ -19,10 +19,10 @@ import pyarrow as pa
 from sfpubsub.errors import ReadExpiredError, RemoteProtocolError
 from sfpubsub.rest import OrgReader, QueryJob
 from sfpubsub.spark.mirror import values
-from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.log import Kind, Marker, ReadLog
 from sfpubsub.spark.mirror.planning import Wanted
-from sfpubsub.spark.mirror.reads import AsOf
+from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.reads import AsOf
 
 # Rows per query: the maximum page size.
 _PAGE = 2000

@@ -32,6 +32,10 @@ class MirrorSettings:
     """Maximum time in seconds by which the org's responses lag behind its events."""
     deletes: Deletes = "mark"
     """What to do with the row of a deleted record: ``mark`` or ``remove`` it."""
+    history: bool = False
+    """Whether a new mirror also has a history table for each object, with one row per version. An
+    existing one keeps what it has.
+    """
     bulk_from: int = DEFAULT_BULK_FROM
     """Minimum number of records for which an object is read in bulk."""
     piece_rows: int = DEFAULT_PIECE_ROWS

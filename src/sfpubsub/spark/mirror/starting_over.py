@@ -11,12 +11,12 @@ import os
 from pyspark.sql import SparkSession
 
 from sfpubsub.rest import ObjectDescription
+from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.mirror.tables import MirrorTables
+from sfpubsub.spark.records.queue import RereadQueue
+from sfpubsub.spark.records.step import Follower
 from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.engine import EventTables
-from sfpubsub.spark.tables.queue import Queue
-from sfpubsub.spark.tables.steps import Follower
-from sfpubsub.spark.tables.target import Target
 
 
 def is_mirror(spark: SparkSession, to: str | os.PathLike[str], format: str) -> bool:  # noqa: A002
@@ -26,7 +26,7 @@ def is_mirror(spark: SparkSession, to: str | os.PathLike[str], format: str) -> b
         ConfigurationError: The target is not valid, or another process is writing there.
     """
     with open_target(spark, to, format) as target:
-        return Queue(target).is_of_mirror()
+        return RereadQueue(target).is_of_mirror()
 
 
 def start_over(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.ingest import Ingest
 from sfpubsub.spark.ingest.positions import TableReplayStore
 from sfpubsub.spark.ingest.rights import RightsWatch
@@ -24,7 +25,6 @@ from sfpubsub.spark.ingest.streams import SourceSubscription
 from sfpubsub.spark.ingest.together import Member
 from sfpubsub.spark.mirror.backlog import Backlog
 from sfpubsub.spark.mirror.open_gap import OpenGap
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import Gap, Health, ReplayId, StartPosition
 

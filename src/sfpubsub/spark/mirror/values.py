@@ -20,8 +20,8 @@ from pyarrow import csv
 
 from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME
 from sfpubsub.errors import RemoteProtocolError
-from sfpubsub.spark.mirror.columns import Columns
-from sfpubsub.spark.mirror.described import FIRST_DAY, LAST_DAY, Column
+from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.described import FIRST_DAY, LAST_DAY, Column
 
 _log = logging.getLogger("sfpubsub.spark")
 

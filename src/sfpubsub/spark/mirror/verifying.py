@@ -25,17 +25,17 @@ from sfpubsub.auth.session import org_id_of
 from sfpubsub.errors import ConfigurationError, PermissionDeniedError
 from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.rest.reader import MOST_IDS
-from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.mirror.reading import rows_by_query
 from sfpubsub.spark.mirror.rights import present_grant
 from sfpubsub.spark.mirror.values import Findings, of_json
 from sfpubsub.spark.raw.frames import arrow_schema
 from sfpubsub.spark.raw.organisation import one_org
+from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.fold import none_if_empty
+from sfpubsub.spark.records.queue import QUEUE_NAME
 from sfpubsub.spark.runtime.sql import quoted
-from sfpubsub.spark.tables.queue import QUEUE_NAME
 from sfpubsub.spark.tables.reading import org_of, read_typed
-from sfpubsub.spark.tables.records import none_if_empty
-from sfpubsub.spark.tables.target import Place
 
 # Number of table rows in memory at a time: about 100 MB for a wide object.
 _PART_ROWS = 50_000
@@ -116,7 +116,7 @@ class Verification:
     """Number of differing records by `Why`; those without a reason under ``unexplained``."""
 
     def __post_init__(self) -> None:
-        Place.parse(self.target, self.format)  # fail before the org is asked
+        Destination.of_tables(self.target, self.format)  # fail before the org is asked
 
     def differences(self) -> Iterator[Difference]:
         """Yield each record that differs.
@@ -128,7 +128,7 @@ class Verification:
                 beginning to the end. Then the differences prove nothing about missing records.
             SfPubSubError: The org could not be read; see `OrgReader`.
         """
-        place = Place.parse(self.target, self.format)
+        place = Destination.of_tables(self.target, self.format)
         one_org(org_of(self.spark, place), org_id_of(self.reader.sessions.get().tenant_id), place)
         grant = present_grant(self.reader, self.entity)
         sides = _Sides.of(self)

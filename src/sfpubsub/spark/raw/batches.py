@@ -16,13 +16,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.raw.destination import Destination, check_raw_table
+from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.raw.destination import check_raw_table
 from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.raw.layout import PARTITION, PREFIX, STORED
 from sfpubsub.spark.raw.lineage import lineage_of
 from sfpubsub.spark.raw.ownership import BATCH_PREFIX, table_id
-from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import BATCH_COLUMN
+from sfpubsub.spark.runtime.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.runtime.runtimes import check_file_system
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 

@@ -19,14 +19,14 @@ from pyspark.sql import DataFrame, SparkSession
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats import Conflict
 from sfpubsub.spark.formats.delta import DeltaStore, delta_store
-from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw.frames import column_definitions, columns_that_differ, frame_of
 from sfpubsub.spark.raw.layout import PARTITION, STORED
 from sfpubsub.spark.raw.logged import LoggedTable
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.state import APPLICATION, State
 from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
-from sfpubsub.spark.runtime.sql import sql_text
+from sfpubsub.spark.runtime.sql import pairs_in_sql
 
 
 def delta_table(
@@ -102,7 +102,7 @@ class DeltaTable(LoggedTable):
         self._spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.place.in_sql} ({column_definitions(STORED)}) "
             f"USING delta PARTITIONED BY ({PARTITION})"
-            + (f" TBLPROPERTIES ({self._pairs})" if self._properties else "")
+            + (f" TBLPROPERTIES ({pairs_in_sql(self._properties)})" if self._properties else "")
         )
 
     def _set_properties(self) -> None:
@@ -112,11 +112,7 @@ class DeltaTable(LoggedTable):
         begin with ``delta.``.
         """
         if not all(key.startswith("delta.") for key in self._properties):
-            self._spark.sql(f"ALTER TABLE {self._store.in_sql} SET TBLPROPERTIES ({self._pairs})")
-
-    @property
-    def _pairs(self) -> str:
-        return ", ".join(f"{sql_text(k)} = {sql_text(v)}" for k, v in self._properties.items())
+            self._store.set(self._properties)
 
     def _write_rows(self, rows: pa.Table | None, state: State) -> None:
         if self._exists or self.place.in_catalog:

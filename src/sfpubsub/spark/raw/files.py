@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.durable import make_directory, replace_file
 from sfpubsub.errors import ConfigurationError, WriteError
-from sfpubsub.spark.raw.paths import is_object_store
+from sfpubsub.spark.runtime.paths import is_object_store
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
 T = TypeVar("T")

@@ -23,9 +23,9 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from sfpubsub.spark.raw.paths import file_url
 from sfpubsub.spark.raw.schema import COMMENTS
 from sfpubsub.spark.raw.table import StoredRow
+from sfpubsub.spark.runtime.paths import file_url
 from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.runtime.sql import quoted, sql_text
 

@@ -15,14 +15,14 @@ from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats import Conflict
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.formats.iceberg import COPIED, Busy, History, Iceberg, in_directory
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.frames import with_comments
 from sfpubsub.spark.raw.layout import PARTITION
 from sfpubsub.spark.raw.logged import LoggedTable
-from sfpubsub.spark.raw.paths import is_object_store
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.state import State
+from sfpubsub.spark.runtime.paths import is_object_store
 from sfpubsub.spark.runtime.runtimes import check_session
 
 # Name of the snapshot property and of the table property that contain the state.

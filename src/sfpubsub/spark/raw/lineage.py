@@ -11,10 +11,10 @@ from itertools import takewhile
 
 from pyspark.sql import DataFrame, SparkSession
 
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw.delta import delta_table
-from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.iceberg import IDENTITY, iceberg_at
-from sfpubsub.spark.raw.paths import EXACT_PATHS
+from sfpubsub.spark.runtime.paths import EXACT_PATHS
 from sfpubsub.spark.runtime.session import own_session
 
 

@@ -27,7 +27,7 @@ from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.formats import Conflict, FormatError
-from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw.flushing import Flusher
 from sfpubsub.spark.raw.frames import (
     columns_that_differ,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sfpubsub.durable import replace_file, sync
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.formats import LOGS
 from sfpubsub.spark.raw.layout import LAYOUT, PREFIX, check_layout
 from sfpubsub.spark.raw.lease import LEASE_NAME
 from sfpubsub.spark.raw.organisation import one_org
@@ -32,11 +33,6 @@ from sfpubsub.spark.raw.sources import Source, joined, listed, recorded_sources,
 
 POSITION_NAME = "_position"
 BATCH_PREFIX = "batch="
-
-FORMATS = ("parquet", "delta", "iceberg")
-
-# Log directory of each table format.
-LOGS = {"delta": "_delta_log", "iceberg": "metadata"}
 
 
 def check_destination(

@@ -12,10 +12,10 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw.files import Files
 from sfpubsub.spark.raw.ownership import local_sidecar
-from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
+from sfpubsub.spark.runtime.paths import EXACT_PATHS, file_url
 from sfpubsub.stores.file_quarantine import entry_text
 from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.stores.schema_store import SchemaStore, schema_file_name, schema_in, schema_text

@@ -149,7 +149,7 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
     is configured with, and caches them on disk. Later sessions read the cache and need no network.
 
     Args:
-        format: One of `sfpubsub.spark.raw.ownership.FORMATS`.
+        format: One of `sfpubsub.spark.formats.FORMATS`.
         settings: The session's other settings. Those that are lists, such as ``spark.jars``, are
             extended.
 

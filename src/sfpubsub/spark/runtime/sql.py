@@ -7,6 +7,8 @@ This module does not need Spark.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 # How a session must read SQL for the functions below to be right: backslashes escape characters in
 # a text, and a quoted name is not a regular expression. These are Spark's defaults.
 READING = {
@@ -28,3 +30,8 @@ def quoted(*path: str) -> str:
 def sql_text(text: str) -> str:
     """Return *text* as an SQL string literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def pairs_in_sql(properties: Mapping[str, str]) -> str:
+    """Return the names and values of a table's properties for ``TBLPROPERTIES (…)``."""
+    return ", ".join(f"{sql_text(key)} = {sql_text(value)}" for key, value in properties.items())

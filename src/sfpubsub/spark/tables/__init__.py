@@ -6,7 +6,8 @@ import os
 
 from pyspark.sql import SparkSession
 
-from sfpubsub.spark.tables.target import Place, Target
+from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.target import Target
 
 
 def open_target(
@@ -25,7 +26,7 @@ def open_target(
     Raises:
         ConfigurationError: The target is not valid, or another process is writing there.
     """
-    place = Place.parse(target, format)
+    place = Destination.of_tables(target, format)
     if format == "delta":
         from sfpubsub.spark.tables.delta_target import DeltaTarget
 

@@ -16,10 +16,9 @@ from pyspark.sql import DataFrame
 
 from sfpubsub.avro.columns import BATCH, ENVELOPE
 from sfpubsub.avro.typed_rows import Plan, decode_rows
+from sfpubsub.spark.formats.target import parquet_of
 from sfpubsub.spark.raw.frames import spark_schema
-from sfpubsub.spark.tables.target import parquet_of
-
-UNDECODABLE_NAME = "_undecodable"
+from sfpubsub.spark.records.step import UNDECODABLE_NAME
 
 # Columns read from the raw table, without the JSON.
 READ = (*ENVELOPE.names, "event_name", "payload", *BATCH.names)

@@ -1,36 +1,36 @@
 """Derived tables in Delta format: at a path or URL, or in a catalog.
 
-Each commit has the number of its step (steps.py), which a table accepts once (formats/delta.py).
+Each commit has a number, which a table accepts once (formats/delta.py).
 """
 
 from __future__ import annotations
 
-import io
-import json
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
-from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.errors import WriteError
 from sfpubsub.spark.formats import Conflict
-from sfpubsub.spark.formats.delta import delta_store
-from sfpubsub.spark.raw.frames import column_definitions, frame_of, spark_schema
+from sfpubsub.spark.formats.delta import DeltaStore, delta_store
+from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.target import FACTS, TargetTable
+from sfpubsub.spark.raw.frames import column_definitions, frame_of
 from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
 from sfpubsub.spark.runtime.session import frame_of_rows
-from sfpubsub.spark.runtime.sql import quoted, sql_text
-from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
-from sfpubsub.spark.tables.target import FACTS, Place, TargetTable
+from sfpubsub.spark.runtime.sql import pairs_in_sql
+from sfpubsub.spark.tables.logged_target import (
+    LoggedTarget,
+    LoggedTargetTable,
+    note_of,
+    number_in,
+)
 
 # Application id of this package's transactions in Delta.
 APPLICATION = "sfpubsub:tables"
-
-# Key of the step in the note of a commit.
-_STEP = "sfpubsub.step"
 
 # Columns, mostly of times, whose minimum and maximum in each file are stored, so that readers can
 # skip files. By default, Delta stores them for the first 32 columns, which include replay ids.
@@ -54,7 +54,7 @@ _CHECKPOINT_COMMITS = 50
 class DeltaTarget(LoggedTarget):
     """A target for tables in Delta format. See `Target`."""
 
-    def __init__(self, spark: SparkSession, place: Place) -> None:
+    def __init__(self, spark: SparkSession, place: Destination) -> None:
         check_session(spark, "delta")
         super().__init__(spark, place, delta_settings(local=place.local is not None))
 
@@ -65,89 +65,35 @@ class DeltaTarget(LoggedTarget):
 class DeltaTargetTable(LoggedTargetTable):
     """One Delta table. See `TargetTable`."""
 
+    _store: DeltaStore
+
     def __init__(self, target: LoggedTarget, name: str) -> None:
-        super().__init__(target, name)
         place = target.place
-        self._store = delta_store(
+        address = place.of(name)
+        store = delta_store(
             target.spark,
             APPLICATION,
-            number_of=_step_in,
+            number_of=number_in,
             frame=partial(frame_of, target.spark),
-            table=self._address if place.in_catalog else None,
+            table=address if place.in_catalog else None,
             path=None
             if place.in_catalog
-            else self._address
+            else address
             if place.local is None
             else str(place.local / name),
             is_local=place.local is not None,
         )
-        self._exists = False
+        super().__init__(target, name, store, store.in_sql)
 
-    def exists(self) -> bool:
-        """See `TargetTable`."""
+    def _number(self) -> int:
+        # Also 0 if Delta's log no longer tells.
         with self._errors("cannot be read"):
-            if not self._exists and self._store.exists():
-                if FACTS not in self._store.properties():
-                    raise ConfigurationError(
-                        f"{self._address} is a Delta table that sfpubsub did not create: choose "
-                        f"another target"
-                    )
-                self._exists = True
-        return self._exists
+            return self._store.number() or 0
 
-    def step(self) -> int:
-        """See `TargetTable`. Also 0 if Delta's log no longer tells (`DeltaStore.number`)."""
-        return self._step() or 0
-
-    def _step(self) -> int | None:
-        if not self.exists():
-            return 0
-        with self._errors("cannot be read"):
-            return self._store.number()
-
-    def facts(self) -> dict[str, str]:
-        """See `TargetTable`."""
-        if not self.exists():
-            return {}
-        with self._errors("cannot be read"):
-            return dict(json.loads(self._store.properties()[FACTS]))
-
-    def columns(self) -> list[str]:
-        """See `TargetTable`."""
-        if not self.exists():
-            return []
-        with self._errors("cannot be read"):
-            return list(self._store.columns().fieldNames())
-
-    def make(
-        self, columns: pa.Schema, facts: Mapping[str, str] | None = None, *, merged: bool = False
-    ) -> None:
-        """See `TargetTable`."""
-        there = self.exists()
-        # Hold the lock of the settings, because these commits would otherwise use the number that
-        # another thread may have set for its table.
-        with self._errors("cannot be created"), self._target.settings({}):
-            if not there:
-                self._create(columns, facts or {}, merged=merged)
-                return
-            schema = spark_schema(columns)
-            if _lacking(self._store.columns().jsonValue(), schema.jsonValue()):
-                self._store.widen(frame_of_rows(self._spark, [], schema))
-            if facts is not None and dict(facts) != self.facts():
-                self._spark.sql(
-                    f"ALTER TABLE {self._store.in_sql} SET TBLPROPERTIES "
-                    f"({sql_text(FACTS)} = {sql_text(json.dumps(dict(facts)))})"
-                )
-
-    def append(self, files: Sequence[bytes], step: int) -> bool:
-        """See `TargetTable`."""
-        with self._errors("was not written"):
-            rows = [pq.read_table(io.BytesIO(file)) for file in files]
-            return self._append(pa.concat_tables(rows) if rows else None, step)
-
-    def _append(self, rows: pa.Table | None, step: int) -> bool:
+    def _append(self, rows: Sequence[pa.Table], number: int) -> bool:
         try:
-            if self._store.append(rows, step, _note(step)):
+            everything = pa.concat_tables(rows) if rows else None
+            if self._store.append(everything, number, note_of(number)):
                 return True
         except Conflict as error:
             raise WriteError(
@@ -155,85 +101,56 @@ class DeltaTargetTable(LoggedTargetTable):
                 f"process ({error})"
             ) from error
         found = self._store.number()
-        if found is not None and found < step:
-            raise WriteError(f"{self._address} is still at step {found} instead of {step}")
+        if found is not None and found < number:
+            raise WriteError(f"{self._address} is still at change {found} instead of {number}")
         return False
 
-    def merge(
-        self,
-        source: DataFrame,
-        on: Sequence[str],
-        step: int,
-        *,
-        replaced: Sequence[str] | None = None,
-    ) -> None:
-        """See `TargetTable`."""
-        condition = " AND ".join(f"{quoted('t', name)} = {quoted('s', name)}" for name in on)
-        new = ", ".join(
-            f"{quoted('t', name)} = {quoted('s', name)}" for name in replaced or source.columns
-        )
-        columns = ", ".join(map(quoted, source.columns))
-        values = ", ".join(quoted("s", name) for name in source.columns)
-        with self._errors("was not changed"), self._named(source) as name:
-            self._run(
-                f"MERGE INTO {self._store.in_sql} t USING {name} s ON {condition} "  # noqa: S608
-                f"WHEN MATCHED THEN UPDATE SET {new} "
-                f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})",
-                step,
-            )
-        self._complete(step)
+    def _insert(self, source: DataFrame, number: int) -> None:
+        self._store.save(source, number, note_of(number))
+        self._complete(number)
 
-    def insert(self, source: DataFrame, step: int) -> None:
-        """See `TargetTable`."""
-        with self._errors("was not written"):
-            self._store.save(source, step, _note(step))
-        self._complete(step)
-
-    def delete(self, condition: str, step: int) -> None:
-        """See `TargetTable`."""
-        with self._errors("was not changed"):
-            self._run(f"DELETE FROM {self._store.in_sql} WHERE {condition}", step)  # noqa: S608
-        self._complete(step)
-
-    def read(self) -> DataFrame:
-        """See `TargetTable`."""
-        with self._errors("cannot be read"):
-            return self._store.read()
-
-    def _run(self, statement: str, step: int) -> None:
-        with self._target.settings(self._store.settings(step, _note(step))):
+    def _change(self, statement: str, number: int) -> None:
+        with self._target.settings(self._store.settings(number, note_of(number))):
             self._spark.sql(statement)
+        self._complete(number)
 
-    def _complete(self, step: int) -> None:
-        """Record a step for which Delta made no commit, because there was nothing to change.
+    def _deletion(self, condition: str) -> str:
+        return f"DELETE FROM {self._in_sql} WHERE {condition}"  # noqa: S608
+
+    def _read(self) -> DataFrame:
+        return self._store.read()
+
+    def _complete(self, number: int) -> None:
+        """Record a change for which Delta made no commit, because there was nothing to change.
 
         Raises:
-            WriteError: The table has a later step.
+            WriteError: The table has a later change.
         """
-        found = self._step()
-        if found is not None and found < step:
-            with self._errors("was not changed"):
-                self._append(None, step)
-            found = self._step()
-        if found not in (None, step):
+        found = self._store.number()
+        if found is not None and found < number:
+            self._append([], number)
+            found = self._store.number()
+        if found not in (None, number):
             raise WriteError(
-                f"{self._address} is at step {found}, but this process expected step {step}, so "
+                f"{self._address} is at change {found}, but this process expected {number}, so "
                 f"another process is writing to it: stop that process"
             )
 
-    def _create(self, columns: pa.Schema, facts: Mapping[str, str], *, merged: bool) -> None:
+    def _widen(self, columns: StructType) -> None:
+        if _lacking(self._store.columns().jsonValue(), columns.jsonValue()):
+            self._store.widen(frame_of_rows(self._spark, [], columns))
+
+    def _create(self, columns: pa.Schema, facts: str, *, merged: bool) -> None:
         properties = {
-            FACTS: json.dumps(dict(facts)),
+            FACTS: facts,
             "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
             "delta.dataSkippingStatsColumns": ",".join(n for n in _BOUNDED if n in columns.names),
             **({"delta.enableDeletionVectors": "true"} if merged else {}),
         }
-        pairs = ", ".join(f"{sql_text(k)} = {sql_text(v)}" for k, v in properties.items())
         self._spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {self._store.in_sql} ({column_definitions(columns)}) "
-            f"USING delta TBLPROPERTIES ({pairs})"
+            f"CREATE TABLE IF NOT EXISTS {self._in_sql} ({column_definitions(columns)}) "
+            f"USING delta TBLPROPERTIES ({pairs_in_sql(properties)})"
         )
-        self._exists = True
 
 
 def _lacking(there: Any, wanted: Any) -> bool:
@@ -251,14 +168,3 @@ def _lacking(there: Any, wanted: Any) -> bool:
             for field in wanted["fields"]
         )
     return any(_lacking(there.get(part), wanted.get(part)) for part in ("elementType", "valueType"))
-
-
-def _note(step: int) -> str:
-    return json.dumps({_STEP: step, "attempt": uuid.uuid4().hex})
-
-
-def _step_in(note: str) -> int | None:
-    try:
-        return int(json.loads(note)[_STEP])
-    except (ValueError, KeyError, TypeError):
-        return None  # another program's

@@ -28,18 +28,21 @@ from pyspark.sql import functions as f
 from sfpubsub.avro.columns import BATCH, UNDECODABLE
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.errors import LocalProtocolError, WriteError
+from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.raw.batches import RawBatches
-from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_of
+from sfpubsub.spark.raw.destination import check_raw_table, format_of
 from sfpubsub.spark.raw.organisation import one_org
+from sfpubsub.spark.records.follower import RecordTables
+from sfpubsub.spark.records.step import UNDECODABLE_NAME, Follower, StepPlan
+from sfpubsub.spark.records.table import Describe
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.runtime.sql import sql_text
 from sfpubsub.spark.tables import open_target
-from sfpubsub.spark.tables.current import RecordTables
-from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded, decode
+from sfpubsub.spark.tables.decode import Decoded, decode
 from sfpubsub.spark.tables.identity import Identity, check_apart, event_names, schemas_of
 from sfpubsub.spark.tables.planning import Planner
-from sfpubsub.spark.tables.steps import CURE, Follower, StepPlan, StepTable
-from sfpubsub.spark.tables.target import Place, Target
+from sfpubsub.spark.tables.steps import CURE, StepTable
 from sfpubsub.spark.tables.types import EventTypes
 from sfpubsub.stores.schema_store import SchemaStore
 
@@ -106,6 +109,8 @@ class EventTables:
         schemas: Store of the raw table's schemas; by default its own sidecar.
         schema_patience: Seconds that a row waits for its schema, counted from the row's arrival.
             After that, the row is undecodable until the schema arrives.
+        describe: Requests the describe result of an object from the org. With it, current and
+            history tables have the columns and types of a mirror; otherwise those of the events.
         followers: Functions that each create a `steps.Follower`, which builds further tables.
         mirror: Whether one of the followers belongs to a mirror, which maintains its own current
             tables. In that case, *objects* may add objects at each start, and need not list earlier
@@ -136,6 +141,7 @@ class EventTables:
         history: bool = False,
         schemas: SchemaStore | None = None,
         schema_patience: float = SCHEMA_PATIENCE,
+        describe: Describe | None = None,
         followers: Sequence[Callable[[Target], Follower]] = (),
         mirror: bool = False,
         for_rebuild: bool = False,
@@ -143,7 +149,7 @@ class EventTables:
         clock: Callable[[], float] = time.time,
     ) -> None:
         source = Destination.parse(raw, raw_format or format_of(raw, format))
-        place = Place.parse(to, format)
+        place = Destination.of_tables(to, format)
         check_raw_table(source)
         check_apart(source, place)
         with ExitStack() as unless_done:
@@ -167,7 +173,9 @@ class EventTables:
             )
             records = None
             if not mirror:
-                records = RecordTables.of(self.target, current=current, history=history)
+                records = RecordTables.of(
+                    self.target, current=current, history=history, describe=describe
+                )
             self._followers: list[Follower] = [records] if records is not None else []
             self._followers += [make(self.target) for make in followers]
             self._unfinished = self._newest is not None
@@ -255,10 +263,10 @@ class EventTables:
     @property
     def is_between(self) -> bool:
         """Whether the newest step is unfinished, or must be followed by another one immediately."""
-        is_half = self._newest is not None and self._newest.kind == "forget"
+        is_half = self._newest is not None and self._newest.kind == "unpark"
         return self._unfinished or is_half
 
-    def beside(self, note: dict[str, Any], subject: str, totals: dict[str, Any]) -> None:
+    def instruct(self, note: dict[str, Any], subject: str, totals: dict[str, Any]) -> None:
         """Perform a step that processes no raw rows, and pass *note* to each `Follower`.
 
         Call it only while `is_between` is false.
@@ -274,10 +282,10 @@ class EventTables:
         """
         if self.is_between:
             raise LocalProtocolError(
-                "the newest step is not finished: call step() first, and then beside() again"
+                "the newest step is not finished: call step() first, and then instruct() again"
             )
         with self._under_way():
-            self._begin(self._planner.beside(self._newest, note, subject, totals))
+            self._begin(self._planner.instruct(self._newest, note, subject, totals))
 
     def applied_seq(self) -> int:
         """Return the highest ``ingest_seq`` of the raw rows processed so far; -1 before the first.
@@ -389,10 +397,10 @@ class EventTables:
         """Apply a step to every table that does not have it yet."""
         step = _Step(plan, self.target, self._types)
         with self._errors(f"step {plan.number} of {self.target.place} failed"):
-            if plan.kind in ("rows", "again"):
+            if plan.kind in ("rows", "redecode"):
                 report = StepReport() if not is_new and self._is_added(plan) else self._add(plan)
                 self._notify_followers(step)
-            elif plan.kind == "beside":
+            elif plan.kind == "instruction":
                 self._notify_followers(step)
                 report = StepReport()
             else:
@@ -459,7 +467,7 @@ class EventTables:
         if plan.kind == "rebuild" and self._mirror:
             return StepReport()
         condition = "true"
-        if plan.kind == "forget":
+        if plan.kind == "unpark":
             batches = _is_one_of("batch", [batch.id for batch in plan.batches])
             condition = f"{batches} AND {_is_one_of('schema_id', plan.schema_ids)}"
         for name in (*plan.types, UNDECODABLE_NAME):
@@ -518,7 +526,7 @@ class _Step:
         """See `sfpubsub.spark.tables.steps.Step`."""
         rows = self.target.table(event_type).read()
         rows = rows.where(f.col("batch").isin(*(batch.id for batch in self.plan.batches)))
-        if self.plan.kind == "again":
+        if self.plan.kind == "redecode":
             rows = rows.where(f.col("schema_id").isin(*self.plan.schema_ids))
         return rows
 

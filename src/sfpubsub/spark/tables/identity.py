@@ -10,12 +10,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw.files import files_at
 from sfpubsub.spark.raw.ownership import local_sidecar
 from sfpubsub.spark.raw.sidecar_files import SidecarSchemas, location_of
 from sfpubsub.spark.raw.sidecar_paths import SCHEMAS_NAME
-from sfpubsub.spark.tables.target import Place
 from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
 
 # Version of the record.
@@ -49,7 +48,7 @@ class Identity:
         }
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any], place: Place) -> Identity:
+    def from_record(cls, record: Mapping[str, Any], place: Destination) -> Identity:
         """Parse a stored identity.
 
         Raises:
@@ -114,7 +113,7 @@ class Identity:
         )
 
 
-def check_apart(source: Destination, place: Place) -> None:
+def check_apart(source: Destination, place: Destination) -> None:
     """Check that the target is not inside the raw table.
 
     Raises:

@@ -7,22 +7,31 @@ a catalog, there is no lease: a process detects another writer when a table is n
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.formats import FormatError
+from sfpubsub.spark.formats.delta import DeltaStore
+from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.iceberg import Busy, Iceberg
+from sfpubsub.spark.formats.target import FACTS, LAST, Target, TargetTable
 from sfpubsub.spark.raw.flushing import Flusher
+from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.raw.lease import Lease
 from sfpubsub.spark.runtime.runtimes import check_file_system
 from sfpubsub.spark.runtime.session import (
@@ -32,7 +41,13 @@ from sfpubsub.spark.runtime.session import (
     jvm_of,
     own_session,
 )
-from sfpubsub.spark.tables.target import Place, Target, TargetTable
+from sfpubsub.spark.runtime.sql import quoted
+
+# Key of the number of a change in its note.
+NUMBER = "sfpubsub.change"
+
+# How far the numbers of two steps are apart.
+_PARTS = LAST + 1
 
 # Settings for the Parquet files that Spark writes: store times as `target.parquet_of` does, and
 # omit the minimum and maximum of the same columns.
@@ -56,7 +71,9 @@ class LoggedTarget(Target):
             Spark does not support the file system.
     """
 
-    def __init__(self, spark: SparkSession, place: Place, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, spark: SparkSession, place: Destination, settings: Mapping[str, str]
+    ) -> None:
         if place.local is None and not place.in_catalog:
             check_file_system(spark, place.address)
         super().__init__(own_session(spark, {**_SETTINGS, **settings}), place)
@@ -152,19 +169,158 @@ class LoggedTarget(Target):
 
 
 class LoggedTargetTable(TargetTable):
-    """One Delta or Iceberg table. See `TargetTable`."""
+    """One Delta or Iceberg table. See `TargetTable`.
 
-    def __init__(self, target: LoggedTarget, name: str) -> None:
+    A change has one number, which grows with the step and its part.
+
+    Args:
+        target: The target.
+        name: Name of the table.
+        store: The table.
+        in_sql: The table's name in SQL, in `Target.spark`.
+    """
+
+    def __init__(
+        self, target: LoggedTarget, name: str, store: DeltaStore | Iceberg, in_sql: str
+    ) -> None:
         super().__init__(name)
         self._target = target
         self._spark = target.spark
         self._address = target.place.of(name)
+        self._in_sql = in_sql
+        self._store = store
+        self._exists = False
+
+    def exists(self) -> bool:
+        """See `TargetTable`."""
+        with self._errors("cannot be read"):
+            if not self._exists and self._store.exists():
+                if FACTS not in self._store.properties():
+                    raise ConfigurationError(
+                        f"{self._address} is a table that sfpubsub did not create: choose another "
+                        f"target"
+                    )
+                self._exists = True
+        return self._exists
+
+    def newest(self) -> tuple[int, int]:
+        """See `TargetTable`."""
+        number = self._number() if self.exists() else 0
+        return divmod(number, _PARTS) if number else (0, LAST)
+
+    def facts(self) -> dict[str, str]:
+        """See `TargetTable`."""
+        if not self.exists():
+            return {}
+        with self._errors("cannot be read"):
+            return dict(json.loads(self._store.properties()[FACTS]))
+
+    def columns(self) -> list[str]:
+        """See `TargetTable`."""
+        if not self.exists():
+            return []
+        with self._errors("cannot be read"):
+            return list(self._store.columns().fieldNames())
+
+    def make(
+        self, columns: pa.Schema, facts: Mapping[str, str] | None = None, *, merged: bool = False
+    ) -> None:
+        """See `TargetTable`."""
+        there = self.exists()
+        # Hold the lock of the settings, because these commits would otherwise use the number that
+        # another thread may have set for its table.
+        with self._errors("cannot be created"), self._target.settings({}):
+            if not there:
+                self._create(columns, json.dumps(dict(facts or {})), merged=merged)
+                self._exists = True
+                return
+            self._widen(spark_schema(columns))
+            text = json.dumps(dict(facts or {}))
+            if facts is not None and self._store.properties()[FACTS] != text:
+                self._store.set({FACTS: text})
+
+    def append(self, files: Sequence[bytes], step: int, part: int = LAST) -> bool:
+        """See `TargetTable`."""
+        with self._errors("was not written"):
+            rows = [pq.read_table(io.BytesIO(file)) for file in files]
+            return self._append(rows, _number_of(step, part))
+
+    def merge(
+        self,
+        source: DataFrame,
+        on: str,
+        step: int,
+        part: int = LAST,
+        *,
+        replaced: Mapping[str, str] | None = None,
+        added: str | None = None,
+    ) -> None:
+        """See `TargetTable`."""
+        replaced = replaced or {name: quoted("s", name) for name in source.columns}
+        new = ", ".join(f"{quoted('t', name)} = {value}" for name, value in replaced.items())
+        columns = ", ".join(map(quoted, source.columns))
+        values = ", ".join(quoted("s", name) for name in source.columns)
+        only = "" if added is None else f" AND {added}"
+        with self._errors("was not changed"), self._named(source) as name:
+            self._change(
+                f"MERGE INTO {self._in_sql} t USING {name} s ON {on} "  # noqa: S608
+                f"WHEN MATCHED THEN UPDATE SET {new} "
+                f"WHEN NOT MATCHED{only} THEN INSERT ({columns}) VALUES ({values})",
+                _number_of(step, part),
+            )
+
+    def insert(self, source: DataFrame, step: int, part: int = LAST) -> None:
+        """See `TargetTable`."""
+        with self._errors("was not written"):
+            self._insert(source, _number_of(step, part))
+
+    def delete(self, condition: str, step: int, part: int = LAST) -> None:
+        """See `TargetTable`."""
+        with self._errors("was not changed"):
+            self._change(self._deletion(condition), _number_of(step, part))
+
+    def read(self) -> DataFrame:
+        """See `TargetTable`."""
+        with self._errors("cannot be read"):
+            return self._read()
+
+    @abstractmethod
+    def _number(self) -> int:
+        """Return the number of the newest change; 0 if there is none."""
+
+    @abstractmethod
+    def _create(self, columns: pa.Schema, facts: str, *, merged: bool) -> None:
+        """Create the table with columns and facts."""
+
+    @abstractmethod
+    def _widen(self, columns: StructType) -> None:
+        """Add columns, and fields at every depth, that the table lacks."""
+
+    @abstractmethod
+    def _append(self, rows: Sequence[pa.Table], number: int) -> bool:
+        """Append rows as a change; return whether this call has made it."""
+
+    @abstractmethod
+    def _insert(self, source: DataFrame, number: int) -> None:
+        """Append the rows of a DataFrame as a change."""
+
+    @abstractmethod
+    def _change(self, statement: str, number: int) -> None:
+        """Execute a statement as a change."""
+
+    @abstractmethod
+    def _deletion(self, condition: str) -> str:
+        """Return the statement that removes the rows for which a condition is true."""
+
+    @abstractmethod
+    def _read(self) -> DataFrame:
+        """Return the table's rows."""
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (FormatError, *SPARK_ERRORS, pa.ArrowException) as error:
+        except (FormatError, Busy, *SPARK_ERRORS, pa.ArrowException) as error:
             raise WriteError(f"{self._address} {what}: {first_line(error)}") from error
 
     @contextmanager
@@ -176,3 +332,20 @@ class LoggedTargetTable(TargetTable):
             yield name
         finally:
             self._spark.catalog.dropTempView(name)
+
+
+def _number_of(step: int, part: int) -> int:
+    return _PARTS * step + part
+
+
+def note_of(number: int) -> str:
+    """Return the note of a change; each attempt has another one."""
+    return json.dumps({NUMBER: number, "attempt": uuid.uuid4().hex})
+
+
+def number_in(note: str | None) -> int | None:
+    """Return the number of a change from its note; None if another program has made it."""
+    try:
+        return int(json.loads(note or "null")[NUMBER])
+    except (ValueError, KeyError, TypeError):
+        return None

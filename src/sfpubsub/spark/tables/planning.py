@@ -15,11 +15,11 @@ from pyspark.sql import functions as f
 
 from sfpubsub.avro.columns import BATCH
 from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.raw.batches import RawBatch, RawBatches
 from sfpubsub.spark.raw.organisation import one_org
-from sfpubsub.spark.tables.decode import UNDECODABLE_NAME
-from sfpubsub.spark.tables.steps import CURE, Kind, StepPlan
-from sfpubsub.spark.tables.target import Target
+from sfpubsub.spark.records.step import UNDECODABLE_NAME, Kind, StepPlan
+from sfpubsub.spark.tables.steps import CURE
 from sfpubsub.spark.tables.types import TYPED, EventTypes
 
 # Raw batches per step. A raw batch is one file, decoded by one core, and a step costs about 0.2 s
@@ -98,7 +98,7 @@ class Planner:
     def _all_rows(self, plan: StepPlan, version: str | None) -> DataFrame:
         """Return the raw rows that a step adds, and those of events that it does not name."""
         rows = self._raw.rows(plan.batches, version)
-        if plan.kind == "again":
+        if plan.kind == "redecode":
             rows = rows.where(f.col("schema_id").isin(*plan.schema_ids))
         return rows
 
@@ -117,11 +117,11 @@ class Planner:
         if newest.version != version and newest.last is not None:
             self._check_not_restored(newest)
         base = replace(newest, version=version)
-        step = self._again(newest) if newest.kind == "forget" else None
-        step = step or self._forget(base)
+        step = self._redecode(newest) if newest.kind == "unpark" else None
+        step = step or self._unpark(base)
         return step or self._rows(base, self._raw.after(newest.last, version))
 
-    def beside(
+    def instruct(
         self,
         newest: StepPlan | None,
         note: dict[str, Any],
@@ -138,8 +138,8 @@ class Planner:
             subject: See `StepPlan.subject`.
             totals: See `StepPlan.totals`.
         """
-        base = newest or StepPlan(0, "beside", version=self._raw.version())
-        return _after(replace(base, totals=totals), "beside", note=note, subject=subject)
+        base = newest or StepPlan(0, "instruction", version=self._raw.version())
+        return _after(replace(base, totals=totals), "instruction", note=note, subject=subject)
 
     def rebuild(self, newest: StepPlan | None) -> StepPlan:
         """Return the plan of a step that empties all tables, to start over from the first batch."""
@@ -172,7 +172,7 @@ class Planner:
                 f"the tables cannot follow: {CURE}"
             )
 
-    def _forget(self, base: StepPlan) -> StepPlan | None:
+    def _unpark(self, base: StepPlan) -> StepPlan | None:
         """Return the plan of a step that removes rows from `_undecodable`, to decode them again.
 
         They are the rows whose schemas were missing and are now available. Return None if there
@@ -188,21 +188,21 @@ class Planner:
             return None
         return _after(
             base,
-            "forget",
+            "unpark",
             batches=tuple(batches),
             names=self._named(),
             schema_ids=tuple(sorted(come)),
         )
 
-    def _again(self, forgotten: StepPlan) -> StepPlan | None:
+    def _redecode(self, unparked: StepPlan) -> StepPlan | None:
         """Return the plan of a step that decodes removed rows again, and adds them to the tables.
 
         Return None if the raw table no longer has these rows.
 
         Args:
-            forgotten: The plan, made by `_forget`, of the step that removed the rows.
+            unparked: The plan, made by `_unpark`, of the step that removed the rows.
         """
-        step = replace(forgotten, kind="again")
+        step = replace(unparked, kind="redecode")
         counts = [count for count in self._counts(step) if count.is_named]
         return self._planned(step, counts) if counts else None
 

@@ -11,13 +11,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.avro.columns import BATCH, UNDECODABLE
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.formats.iceberg import Iceberg, in_directory
+from sfpubsub.spark.formats.target import FACTS
 from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.records.step import UNDECODABLE_NAME
 from sfpubsub.spark.runtime.session import first_line, own_session
 from sfpubsub.spark.runtime.sql import quoted
-from sfpubsub.spark.tables.decode import UNDECODABLE_NAME
 from sfpubsub.spark.tables.steps import STEPS_NAME
-from sfpubsub.spark.tables.target import FACTS, Place
 
 
 def read_typed(
@@ -39,7 +40,7 @@ def read_typed(
     Raises:
         ConfigurationError: The table does not exist or cannot be read.
     """
-    place = Place.parse(tables, format)
+    place = Destination.of_tables(tables, format)
     try:
         if place.in_catalog:
             return spark.read.table(place.of(name))
@@ -48,7 +49,7 @@ def read_typed(
         raise ConfigurationError(f"{place.of(name)} cannot be read: {first_line(error)}") from error
 
 
-def org_of(spark: SparkSession, place: Place) -> str | None:
+def org_of(spark: SparkSession, place: Destination) -> str | None:
     """Return the id of the org whose records the tables of a target contain.
 
     None if it is not known, or if the target has no steps (steps.py).
@@ -88,7 +89,8 @@ def read_undecodable(
         ConfigurationError: *tables* is neither a path nor a name in a catalog, or the format is
             unknown.
     """
-    Place.parse(tables, format)  # an argument that is not valid is an error, not an empty table
+    # An argument that is not valid is an error, not an empty table.
+    Destination.of_tables(tables, format)
     try:
         return read_typed(spark, tables, UNDECODABLE_NAME, format=format)
     except ConfigurationError:

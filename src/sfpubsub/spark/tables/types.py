@@ -16,7 +16,7 @@ from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.columns import columns_of, merge
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.errors import ConfigurationError, SchemaError
-from sfpubsub.spark.tables.target import Target
+from sfpubsub.spark.formats.target import Target
 from sfpubsub.stores.schema_store import SchemaStore
 
 TYPED = "typed"

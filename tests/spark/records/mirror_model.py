@@ -9,11 +9,11 @@ from collections.abc import Set as AbstractSet
 from typing import ClassVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sfpubsub.spark.tables.records import Reason
-from tests.spark.mirror.job_model import STALENESS, Job
-from tests.spark.mirror.org_model import ALL_REPORTED, CHANGED, FIELDS, NAMED, Org, photo_of
+from sfpubsub.spark.records.fold import Reason
+from tests.spark.records.job_model import STALENESS, Job
+from tests.spark.records.org_model import ALL_REPORTED, CHANGED, FIELDS, NAMED, Org, photo_of
 
 # Changes that events report, at least as a gap of a record, and changes that they do not report.
 TOLD = ("CREATE", "UPDATE", "DIFF", "BOTH", "NULL", "GAP", "DELETE", "UNDELETE")
@@ -52,6 +52,12 @@ class MirrorMachine(RuleBasedStateMachine):
             self.org.now += self.margin
             self.job.send(pieces=(0, 1))
             self.answer_all()
+
+    @invariant()
+    def versions_follow_each_other(self) -> None:
+        """The history shows what the tables showed; see `Job.check_history`."""
+        if hasattr(self, "job"):
+            self.job.check_history()
 
     # The org.
 

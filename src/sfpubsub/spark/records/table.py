@@ -1,22 +1,23 @@
-"""The table of one object: its columns, and the input and output DataFrames of the merge rule.
+"""The tables of one object: columns, and the input and output DataFrames of the merge rule.
 
 The merge rule (merging.py) makes all decisions about records, row by row on executors. The outcome
 is the same for all records that are known only from a read, so it is computed only once
-(`MirroredObject.alone`).
+(`RecordTable.alone`).
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial, reduce
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, StructType
@@ -24,34 +25,50 @@ from pyspark.sql.types import DataType, StructType
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.rest import ObjectDescription
-from sfpubsub.spark.mirror.columns import Columns
-from sfpubsub.spark.mirror.failures import Scope, scope_of
-from sfpubsub.spark.mirror.folding import (
+from sfpubsub.rest.scope import Scope, scope_of
+from sfpubsub.spark.formats.target import LAST, Target, TargetTable, parquet_of
+from sfpubsub.spark.raw.frames import mapped, spark_schema, sql_type
+from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.fold import Fields, Reason
+from sfpubsub.spark.records.rows import (
     ABSENT,
     BEFORE,
     CHANGE,
+    CLOSED,
+    CURRENT,
     ENTRY,
+    FLAGS,
     FOUND,
     GONE,
+    GONE_CLOSED,
+    GONE_VERSION,
     PARTS,
     READ,
     READ_TYPE,
+    VALIDITY,
+    VERSION,
     Merging,
+    as_versions,
     merge_rows,
     row_without,
     rows_without,
 )
-from sfpubsub.spark.mirror.log import rows_in
-from sfpubsub.spark.raw.frames import mapped, spark_schema, sql_type
 from sfpubsub.spark.runtime.sql import quoted, sql_text
-from sfpubsub.spark.tables.folding import CURRENT, FLAGS
-from sfpubsub.spark.tables.records import Fields, Reason
-from sfpubsub.spark.tables.target import Target, parquet_of
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Value of the fact ``kind`` stored with the table.
-KIND = "mirror"
+# Values of the fact ``kind`` stored with the tables.
+KINDS = ("current", "history")
+
+HISTORY_SUFFIX = "_history"
+
+# A row of the source is that of the same record.
+_SAME = "t.record_id = s.record_id"
+
+# A row of the kind `CLOSED`, which alone has no change type, matches the record's open version.
+_IS_CLOSED = "s._change_type IS NULL"
+_END = {"valid_to": "greatest(t.valid_from, s.valid_to)"}  # ignores null
+_ENDS = f"{_SAME} AND t.valid_to IS NULL AND {_IS_CLOSED}"
 
 # Input columns of the merge rule that are copied from the typed table. Their names there have no
 # underscore.
@@ -68,24 +85,41 @@ _ENTRY = {
 
 _ID = pa.schema([("record_id", pa.string())])
 
+# Condition for rows of deleted records that need no reread.
+DELETED = "_is_deleted AND NOT _reread"
+
 Describe = Callable[[str], ObjectDescription]
 
 
-class MirroredObject:
-    """The table of one object, and its columns. Not thread-safe.
+class RecordTable:
+    """The current table of one object, and its history table if there is one. Not thread-safe.
 
     Args:
         target: Location of the tables.
         entity: The object.
         event_type: Event type of the object's change events.
-        describe: Requests the describe result of the object from the org.
+        describe: Requests the describe result of the object from the org; None if there is no org
+            to ask. Then the columns have the types of the events.
+        history: Whether there is a history table, with one row per version.
+        removes: Whether the rows of deleted records are removed from the current table.
     """
 
-    def __init__(self, target: Target, entity: str, event_type: str, describe: Describe) -> None:
+    def __init__(
+        self,
+        target: Target,
+        entity: str,
+        event_type: str,
+        describe: Describe | None,
+        *,
+        history: bool,
+        removes: bool = False,
+    ) -> None:
         self.entity = entity
         self.event_type = event_type
         self.table = target.table(entity)
         self.typed = target.table(event_type)
+        self._history = target.table(f"{entity}{HISTORY_SUFFIX}") if history else None
+        self._removes = removes
         self._describe = describe
         facts = self.table.facts()
         self._schemas: list[str] = json.loads(facts.get("schema_ids", "[]"))
@@ -128,6 +162,10 @@ class MirroredObject:
         return self.columns
 
     def _described(self) -> Columns:
+        if self._describe is None:
+            return self._columns or Columns(self.entity, (), is_described=False)
+        if self._columns is not None and not self._columns.is_described:
+            return self._columns  # a table keeps the types that it was made with
         new = Columns.of(self._describe(self.entity), self._columns)
         changes = "" if self._columns is None else new.changes_since(self._columns)
         if changes:
@@ -137,14 +175,85 @@ class MirroredObject:
     def _keep(self, columns: Columns, schemas: list[str]) -> None:
         if columns == self._columns and schemas == self._schemas:
             return
-        kept = pa.schema([*_ID, *columns.schema, *FLAGS, *READ])
+        kept = [*_ID, *columns.schema, *FLAGS, *READ]
+        if self._history is not None:
+            self._history.make(pa.schema([*kept, *VALIDITY]), {"kind": KINDS[1]}, merged=True)
         facts = {
-            "kind": KIND,
+            "kind": KINDS[0],
             "columns": columns.to_json(),
             "schema_ids": json.dumps(schemas),
         }
-        self.table.make(kept, facts, merged=True)
+        self.table.make(pa.schema(kept), facts, merged=True)
         self._columns, self._schemas = columns, schemas
+
+    # Changes.
+
+    def has(self, step: int) -> bool:
+        """Return whether the current table has all changes of a step."""
+        return self.table.has(step)
+
+    def take(
+        self,
+        step: int,
+        *,
+        merged: DataFrame | None = None,
+        new: DataFrame | Sequence[bytes] | None = None,
+        versions: DataFrame | None = None,
+    ) -> None:
+        """Make the changes of a step.
+
+        The history table is written first, because every result is computed from the previous
+        contents of the current table. If the step is repeated after a crash, the changes that a
+        table already has are skipped. The repeated step may merge a row that the first attempt
+        inserted, which is harmless. It never inserts a row that the first attempt merged, which
+        would duplicate the row.
+
+        Args:
+            step: Number of the step.
+            merged: Rows of records that the table may already contain.
+            new: Rows of records that the table does not have, as a DataFrame or as files.
+            versions: The merge results, which contain the versions of the records in *merged*.
+        """
+        if self._history is not None:
+            self._take_versions(self._history, step, versions, new)
+        changes: list[Callable[[int, int], object]] = []
+        if merged is not None:
+            changes.append(partial(self.table.merge, merged, _SAME))
+        if new is not None:
+            changes.append(partial(_added, self.table, new))
+        if self._removes:
+            changes.append(partial(self.table.delete, DELETED))
+        _in_parts(self.table, step, changes)
+
+    def _take_versions(
+        self,
+        history: TargetTable,
+        step: int,
+        versions: DataFrame | None,
+        new: DataFrame | Sequence[bytes] | None,
+    ) -> None:
+        changes: list[Callable[[int, int], object]] = []
+        if versions is not None:
+            rows = versions.select(*map(quoted, [*self._own(), *VALIDITY.names]))
+            added = f"NOT {_IS_CLOSED}"
+            change = partial(history.merge, rows, _ENDS, replaced=_END, added=added)
+            changes.append(change)
+        if isinstance(new, DataFrame):
+            start = "_commit_timestamp AS valid_from"
+            end = "CAST(NULL AS TIMESTAMP) AS valid_to"
+            new = new.selectExpr("*", start, end, "true AS from_read")
+        elif new is not None:
+            tables = [pq.read_table(io.BytesIO(each)) for each in new]
+            new = [parquet_of(as_versions(each)) for each in tables]
+        if new is not None:
+            changes.append(partial(_added, history, new))
+        _in_parts(history, step, changes)
+
+    def clear(self, step: int) -> None:
+        """Remove all rows of both tables, as part of a step."""
+        for table in (self._history, self.table):
+            if table is not None and table.exists():
+                table.delete("true", step)
 
     # Frames.
 
@@ -217,7 +326,13 @@ class MirroredObject:
         fields = Fields(tuple(self.columns.schema.names), {}, {})
         if plan is not None:
             fields = self.columns.fields(plan)
-        return Merging(fields, self.columns.schema.remove_metadata(), **more)
+        return Merging(
+            fields,
+            self.columns.schema.remove_metadata(),
+            with_versions=self._history is not None,
+            removes=self._removes,
+            **more,
+        )
 
     def merged(self, parts: Sequence[DataFrame], merging: Merging) -> DataFrame:
         """Apply the merge rule to all records in *parts*, which have the schema `Merging.input`."""
@@ -227,7 +342,7 @@ class MirroredObject:
         return mapped(rows, merging.input.names, function, merging.output)
 
     def alone(self, rows: DataFrame, merging: Merging) -> DataFrame:
-        """Return the merge result for the rows of records that are known only from a read.
+        """Return the new rows of records that are known only from a read.
 
         The merge rule has the same result for all these rows, except for the values. So it is
         applied only once, and its result is combined with the values of each row.
@@ -238,19 +353,19 @@ class MirroredObject:
         said = dict(zip(merging.output.names, made, strict=True))
         given = {name: _literal(said[name], name) for name in FLAGS.names}
         own = {name: quoted(name) for name in ("record_id", *merging.types.names)}
-        given |= {**own, "_is_deleted": "_is_deleted", "_kind": sql_text(CURRENT)}
+        given |= {**own, "_is_deleted": "_is_deleted"}
         given["_complete"] += " AND NOT _unfit"
         read = said["_read"] or dict.fromkeys(READ_TYPE.names)
         given["_read"] = _read_sql(read, "_read.until")
         return rows.selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in given.items()))
 
     def files(
-        self, pieces: Sequence[bytes], merging: Merging, known: pa.Array | None
+        self, pieces: Iterable[pa.Table], merging: Merging, known: pa.Array | None
     ) -> list[bytes] | None:
         """Return the rows that `alone` returns, as Parquet files created without a Spark job.
 
         Args:
-            pieces: Files of the read log (`ReadLog.take`).
+            pieces: Rows of the read log.
             merging: The parameters, as `merging` returns them.
             known: Ids of records to leave out.
 
@@ -259,7 +374,7 @@ class MirroredObject:
             in the table.
         """
         found = []
-        for rows in chain.from_iterable(map(rows_in, pieces)):
+        for rows in pieces:
             new = rows
             if known is not None:
                 new = rows.filter(pc.invert(pc.is_in(rows["record_id"], value_set=known)))
@@ -289,6 +404,20 @@ class MirroredObject:
             for name, value in values.items():
                 rows = rows.withColumn(name, f.when(is_gone, value).otherwise(f.col(name)))
         return rows.select(*map(quoted, self._own()))
+
+    def versions(self, merged: DataFrame, *, are_parked: bool = False) -> DataFrame | None:
+        """Extract the new rows of the history table; None if there is no such table.
+
+        Args:
+            merged: The output of the merge rule.
+            are_parked: See `current`.
+        """
+        if self._history is None:
+            return None
+        kinds = [CLOSED, VERSION]
+        if not are_parked:
+            kinds += [GONE_CLOSED, GONE_VERSION]
+        return merged.where(f.col("_kind").isin(*kinds))
 
     def marked(self, reason: Any, ids: DataFrame | None = None) -> DataFrame:
         """Return the table rows that have to be marked for rereading, with the mark set.
@@ -326,6 +455,23 @@ class MirroredObject:
             value = given.get(column.name, default)
             found.append(f"CAST({value} AS {kind}) AS {quoted(column.name)}")
         return found
+
+
+def _added(table: TargetTable, rows: DataFrame | Sequence[bytes], step: int, part: int) -> None:
+    if isinstance(rows, DataFrame):
+        table.insert(rows, step, part)
+    else:
+        table.append(rows, step, part)
+
+
+def _in_parts(
+    table: TargetTable, step: int, changes: Sequence[Callable[[int, int], object]]
+) -> None:
+    """Make the changes of a step as its last parts, except for those that the table already has."""
+    changes = changes or [partial(table.append, [])]
+    for part, change in enumerate(changes, LAST + 1 - len(changes)):
+        if not table.has(step, part):
+            change(step, part)
 
 
 def _as(name: str, there: DataType, wanted: DataType) -> str:

@@ -23,12 +23,12 @@ from sfpubsub.emulator.org.records.fields import SObject
 from sfpubsub.emulator.org.records.schemas import change_schema
 from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.rest import FieldDescription, ObjectDescription
-from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.values import rounded
 from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.fold import Change, Fold, Record
 from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.runtime.sql import quoted
-from sfpubsub.spark.tables.records import Change, Fold, Record
 from tests.rest.support import reader_of
 
 STREET = {"BillingStreet": "Street", "BillingCity": "City", "BillingLatitude": "Latitude"}

@@ -1,34 +1,46 @@
-"""Apply the merge rule (merging.py) to Arrow batches on an executor.
+"""Apply the merge rule (merging.py) to the changes of many records, as Arrow data on an executor.
 
 This module does not need Spark. The rows of one record are adjacent: its row in the table, its open
 entries in the reread queue, the result of a read, and its changes in order of arrival. Invariant:
-the output depends only on these rows, not on how they are split into batches.
+the output depends only on these rows, and on the cues and entries that concern many records, not
+on how the rows are split into batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sfpubsub.avro.arrow_types import TIME
-from sfpubsub.spark.mirror.merging import Mirrored, Outcome, apply_changes, merge_absence, merge_row
-from sfpubsub.spark.mirror.reads import AsOf, Entry, Read, Row
-from sfpubsub.spark.tables.folding import (
-    CUE,
-    CURRENT,
-    FLAGS,
-    KIND,
-    batch_of,
-    change_of,
-    cue_row,
-    record_of,
-    row_of,
+from sfpubsub.spark.records.fold import Change, Cue, Fields, ObjectCue, Reason, Record
+from sfpubsub.spark.records.merging import (
+    Mirrored,
+    Outcome,
+    apply_changes,
+    merge_absence,
+    merge_row,
 )
-from sfpubsub.spark.tables.records import Change, Cue, Fields, ObjectCue, Reason
+from sfpubsub.spark.records.reads import AsOf, Entry, Read, Row
+
+# Columns of a current table in addition to the record's id and fields, and to `READ`.
+FLAGS = pa.schema(
+    [
+        ("_is_deleted", pa.bool_()),
+        ("_complete", pa.bool_()),
+        ("_reread", pa.bool_()),
+        ("_reread_reason", pa.string()),
+        ("_commit_timestamp", TIME),
+        ("_commit_number", pa.int64()),
+        ("_sequence_number", pa.int64()),
+        ("_ingest_seq", pa.int64()),
+        ("_change_type", pa.string()),
+    ]
+)
 
 # How a table stores the newest read merged into a row: see `Read`.
 READ_TYPE = pa.struct(
@@ -43,8 +55,21 @@ READ_TYPE = pa.struct(
 )
 READ = pa.schema([("_read", READ_TYPE)])
 
-# Kind of an output row: the new state of a record that counts as deleted only by its absence.
-GONE = "gone"
+# Further columns of a history table: when a version was valid, and whether a read has found it,
+# which no event tells.
+VALIDITY = pa.schema([("valid_from", TIME), ("valid_to", TIME), ("from_read", pa.bool_())])
+
+# Additional output column of `merge_rows`: the purpose of a row.
+KIND = pa.schema([("_kind", pa.string())])
+
+# `CURRENT`: the new state of a record, or `GONE`, if it counts as deleted only by its absence.
+# `CUE`: a new reason to reread the record, in ``_reread_reason``. `RENUMBERED`: the times of the
+# record's commits before and after a restart of the commit numbers, in the columns of `VALIDITY`.
+CURRENT, GONE, CUE, RENUMBERED = "current", "gone", "cue", "renumbered"
+
+# With a history table, `CLOSED`: when the record's last version ended, in ``valid_to``; `VERSION`:
+# a version that follows it. The other two are the same for a record of kind `GONE`.
+CLOSED, VERSION, GONE_CLOSED, GONE_VERSION = "closed", "version", "gone closed", "gone version"
 
 # Kinds of input rows, in the order in which those of one record are processed.
 BEFORE, ENTRY, FOUND, ABSENT, CHANGE = range(5)
@@ -87,6 +112,12 @@ class Merging:
     """Whether `read` requested its records by id."""
     twice: bool = True
     """See `merge_absence`."""
+    with_versions: bool = False
+    """Whether there is a history table."""
+    removes: bool = False
+    """Whether the rows of deleted records are removed. Then a record without a row may have had
+    versions before.
+    """
 
     @property
     def input(self) -> pa.Schema:
@@ -96,7 +127,7 @@ class Merging:
     @property
     def output(self) -> pa.Schema:
         """Output schema of `merge_rows`."""
-        return pa.schema([("record_id", pa.string()), *self.types, *FLAGS, *READ, *KIND])
+        return pa.schema([("record_id", pa.string()), *self.types, *FLAGS, *READ, *VALIDITY, *KIND])
 
 
 @dataclass
@@ -119,17 +150,17 @@ def merge_rows(rows: Iterable[pa.RecordBatch], merging: Merging) -> Iterator[pa.
         merging: The parameters.
 
     Yields:
-        Batches with the schema `Merging.output`: the new row of each changed record (`CURRENT`, or
-        `GONE` for a deletion by absence), and one row for each new queue entry (`CUE`).
+        Batches with the schema `Merging.output`: the new row of each changed record, and further
+        rows about it, each with its purpose in ``_kind``: see `CURRENT` and `CLOSED`.
     """
     made: list[tuple[Any, ...]] = []
     for record_id, known in _by_record(rows, merging):
         made += _merged(record_id, known, merging)
         if len(made) >= _BATCH_ROWS:
-            yield batch_of(made, merging.output)
+            yield _batch_of(made, merging.output)
             made = []
     if made:
-        yield batch_of(made, merging.output)
+        yield _batch_of(made, merging.output)
 
 
 def row_without(merging: Merging, *, until: Any = None) -> tuple[Any, ...] | None:
@@ -177,6 +208,18 @@ def rows_without(rows: pa.Table, merging: Merging) -> pa.Table | None:
     parts[READ_TYPE.get_field_index("until")] = rows["_until"].combine_chunks()
     columns["_read"] = pa.StructArray.from_arrays(parts, fields=list(READ_TYPE))
     return pa.table(columns, schema=pa.schema([*types, *FLAGS, *READ]))
+
+
+def as_versions(rows: pa.Table) -> pa.Table:
+    """Return the versions of records that are known only from a read, from `rows_without`."""
+    columns = [
+        rows["_commit_timestamp"],
+        pa.nulls(len(rows), TIME),
+        pa.repeat(pa.scalar(True), len(rows)),
+    ]
+    for name, column in zip(VALIDITY.names, columns, strict=True):
+        rows = rows.append_column(name, column)
+    return rows
 
 
 def _as_type(rows: pa.Table, wanted: pa.Field) -> pa.Array | None:
@@ -253,10 +296,9 @@ def _take(
 ) -> None:
     part = facts["_part"]
     if part == CHANGE:
-        change = change_of(facts, values)
-        known.changes.append(replace(change, unfit=True) if facts["_unfit"] else change)
+        known.changes.append(_change_of(facts, values))
     elif part == BEFORE:
-        known.mirrored = Mirrored(record_of(facts, values), read_from(facts["_read"]))
+        known.mirrored = Mirrored(_record_of(facts, values), read_from(facts["_read"]))
     elif part == ENTRY:
         cue = Cue(
             Reason(facts["_reread_reason"]),
@@ -281,10 +323,96 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
     found = outcome.mirrored
     if found is not None and found is not known.mirrored:
         kind = GONE if outcome.by_absence else CURRENT
-        yield (*row_of(record_id, found.record), struct_of(found.read), kind)
+        yield (*_row_of(record_id, found), None, None, None, kind)
     nothing = [None] * len(merging.types)
     for entry in outcome.added:
-        yield (*cue_row(record_id, entry.cue, nothing), None, CUE)
+        cue = entry.cue
+        order = (cue.commit_timestamp, None, None, cue.ingest_seq)
+        flags = (None, None, None, cue.reason, *order, cue.change_type)
+        yield (record_id, *nothing, *flags, None, None, None, None, CUE)
+    nulls = (record_id, *nothing, *_NO_FLAGS, None)
+    for span in outcome.renumbered:
+        yield (*nulls, *span, None, RENUMBERED)
+    if merging.with_versions and outcome.versions:
+        closed, version = CLOSED, VERSION
+        if outcome.by_absence:
+            closed, version = GONE_CLOSED, GONE_VERSION
+        starts = [start_of(each, known.mirrored, known.read) for each in outcome.versions]
+        if known.mirrored is not None or merging.removes:
+            yield (*nulls, None, starts[0], None, closed)
+        read = None if found is None else found.read
+        ends = [*starts[1:], None]
+        for record, start, end in zip(outcome.versions, starts, ends, strict=True):
+            row = _row_of(record_id, Mirrored(record, read))
+            yield (*row, start, end, known.read is not None, version)
+
+
+_NO_FLAGS = (None,) * len(FLAGS)
+
+
+def start_of(version: Record, before: Mirrored | None, read: Read | None) -> datetime | None:
+    """Return the time from which a version is valid; None if it is not known.
+
+    It is the time of a commit (`Outcome.versions`). If a read has found the version before the
+    object had any event, it is the time of the response; but that of the first version is not
+    known.
+    """
+    if version.commit_timestamp is None and before is not None and read is not None:
+        return read.until
+    return version.commit_timestamp
+
+
+def _row_of(record_id: str, mirrored: Mirrored) -> tuple[Any, ...]:
+    record = mirrored.record
+    return (
+        record_id,
+        *record.values,
+        record.is_deleted,
+        record.is_complete,
+        record.reread_reason is not None,
+        record.reread_reason,
+        record.commit_timestamp,
+        record.commit_number,
+        record.sequence_number,
+        record.ingest_seq,
+        record.change_type,
+        struct_of(mirrored.read),
+    )
+
+
+def _change_of(row: Mapping[str, Any], values: Sequence[Any]) -> Change:
+    return Change(
+        row["_change_type"],
+        row["_commit_timestamp"],
+        row["_commit_number"],
+        row["_sequence_number"],
+        row["_ingest_seq"],
+        values,
+        row["_changed"] or (),
+        row["_diffs"] or (),
+        bool(row["_unfit"]),
+    )
+
+
+def _record_of(row: Mapping[str, Any], values: Sequence[Any]) -> Record:
+    reason = row["_reread_reason"]
+    return Record(
+        values,
+        row["_is_deleted"],
+        row["_complete"],
+        None if reason is None else Reason(reason),
+        row["_commit_timestamp"],
+        row["_commit_number"],
+        row["_sequence_number"],
+        row["_ingest_seq"],
+        row["_change_type"],
+    )
+
+
+def _batch_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(found, kind) for found, kind in zip(columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _outcome(record_id: str, known: _Known, merging: Merging) -> Outcome | None:

@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sfpubsub.spark.mirror.reads import Entry
-from sfpubsub.spark.tables.records import Cue, Reason
+from sfpubsub.spark.records.fold import Cue, Reason
+from sfpubsub.spark.records.reads import Entry
 
 # Entries of one object in memory: about 100 MB.
 MOST_ENTRIES = 100_000
@@ -108,12 +108,12 @@ def _whole(
 
 
 def entry_row(
-    entity: str, record_id: str | None, cue: Cue, step: int, *, asked: bool = False
+    entity: str | None, record_id: str | None, cue: Cue, step: int, *, asked: bool = False
 ) -> dict[str, Any]:
     """Return a row of the reread queue.
 
     Args:
-        entity: The object.
+        entity: The object; None if it is not known.
         record_id: The record or records that the entry concerns; see `Entry.record_id`.
         cue: Reason for the entry.
         step: Number of the step that adds the entry.

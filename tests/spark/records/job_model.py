@@ -4,15 +4,18 @@ decisions are made by the code under test.
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from sfpubsub.rest.grants import Finding, Grant, Held, checked
-from sfpubsub.spark.mirror import merging, reads
-from sfpubsub.spark.mirror.merging import Mirrored, Outcome
-from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, Read, Row
-from sfpubsub.spark.tables.records import Change, Cue, ObjectCue, Reason
-from tests.spark.mirror.org_model import OVERFLOW_ID, Org, Sent, time_of
+from sfpubsub.spark.records import merging, reads
+from sfpubsub.spark.records.fold import Change, Cue, ObjectCue, Reason, Record
+from sfpubsub.spark.records.merging import Mirrored, Outcome
+from sfpubsub.spark.records.reads import AsOf, DurableState, Entry, Read, Row
+from sfpubsub.spark.records.rows import start_of
+from tests.spark.records.org_model import OVERFLOW_ID, Org, Sent, time_of
 
 # Maximum staleness of responses, in ticks: equal to the margin, the worst case for the rules.
 STALENESS = 3
@@ -42,14 +45,46 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Version:
+    """A row of the history table."""
+
+    record: Record
+    start: datetime | None
+    end: datetime | None
+    from_read: bool
+
+
+@dataclass(frozen=True)
 class Tables:
     """The state that a commit makes durable."""
 
     mirrored: dict[str, Mirrored] = field(default_factory=dict)
+    history: dict[str, tuple[Version, ...]] = field(default_factory=dict)
     queue: frozenset[Entry] = frozenset()
     position: int = 0  # number of raw rows that were applied
     merged: int = 0  # number of answers that were merged
     pieces: dict[int, Read] = field(default_factory=dict)  # the newest merged read of each piece
+
+
+def seen_in(known: Mirrored | None) -> tuple[object, ...] | None:
+    """Return what readers of a table see of a record."""
+    return None if known is None else (known.record.is_deleted, *known.record.values)
+
+
+def continued(
+    versions: tuple[Version, ...],
+    outcome: Outcome,
+    before: Mirrored | None,
+    read: Read | None = None,
+) -> tuple[Version, ...]:
+    """Return the versions of a record after an outcome."""
+    for record in outcome.versions:
+        start = start_of(record, before, read)
+        if versions:
+            times = [each for each in (versions[-1].start, start) if each is not None]
+            versions = (*versions[:-1], replace(versions[-1], end=max(times)))
+        versions = (*versions, Version(record, start, None, read is not None))
+    return versions
 
 
 class Job:
@@ -226,7 +261,7 @@ class Job:
         queue = {Entry(f"{each.prefix}*" if each.prefix else None, each.cue) for each in cues}
         queue |= self.tables.queue
         named = {i for event, good in self.raw[start:end] if good for i in event.record_ids}
-        mirrored = dict(self.tables.mirrored)
+        mirrored, history = dict(self.tables.mirrored), dict(self.tables.history)
         named = {each for each in named if not each.endswith("*")}
         for record_id in sorted({*named, *mirrored} - {OVERFLOW_ID}):
             marks = [each.cue for each in cues if record_id.startswith(each.prefix)]
@@ -238,7 +273,14 @@ class Job:
             queue |= set(outcome.added)
             if outcome.mirrored is not None:
                 mirrored[record_id] = outcome.mirrored
-        self.tables = replace(self.tables, mirrored=mirrored, queue=frozenset(queue), position=end)
+            history[record_id] = continued(history.get(record_id, ()), outcome, known)
+        self.tables = replace(
+            self.tables,
+            mirrored=mirrored,
+            history=history,
+            queue=frozenset(queue),
+            position=end,
+        )
 
     def _about_all(self, start: int, end: int) -> list[ObjectCue]:
         found = []
@@ -289,13 +331,17 @@ class Job:
             outcomes[record_id] = outcome
         too_many = sum(each.by_absence for each in outcomes.values()) > self.most
         self.number += 1
+        history = dict(self.tables.history)
         for record_id, made in outcomes.items():
             is_parked = made.by_absence and too_many
             outcome = merging.parked(record_id, made) if is_parked else made
             added = {reads.numbered(each, self.number) for each in outcome.added}
             queue = (queue | added) - set(outcome.healed)
-            if outcome.mirrored is not None:
-                mirrored[record_id] = outcome.mirrored
+            known, new = self.tables.mirrored.get(record_id), outcome.mirrored
+            assert len(outcome.versions) == (new is not None and seen_in(known) != seen_in(new))
+            if new is not None:
+                mirrored[record_id] = new
+            history[record_id] = continued(history.get(record_id, ()), outcome, known, answer.read)
         self.record_state()
         pieces = dict(self.tables.pieces)
         if answer.request.piece is not None and stands:
@@ -306,7 +352,12 @@ class Job:
             queue -= set(reads.healed_by_object(queue, list(pieces.values())))
         merged = self.tables.merged + 1
         self.tables = replace(
-            self.tables, mirrored=mirrored, queue=frozenset(queue), merged=merged, pieces=pieces
+            self.tables,
+            mirrored=mirrored,
+            history=history,
+            queue=frozenset(queue),
+            merged=merged,
+            pieces=pieces,
         )
 
     def _newest(self, record_id: str) -> Read | None:
@@ -331,3 +382,18 @@ class Job:
         self.durable = self.tables
         self.requests, self.notes = [], []
         self.record_state()
+
+    def check_history(self) -> None:
+        """Check that the last version of each record is what its row shows, and that versions
+        follow each other without a hole.
+        """
+        for record_id, known in self.tables.mirrored.items():
+            versions = self.tables.history[record_id]
+            assert seen_in(Mirrored(versions[-1].record)) == seen_in(known)
+            assert versions[-1].end is None
+            for one, next_one in itertools.pairwise(versions):
+                assert one.end is not None
+                assert next_one.start is not None
+                assert one.start is None or one.start <= one.end
+                # Only a commit that arrives after a read of an object without events is earlier.
+                assert one.end == next_one.start or one.from_read

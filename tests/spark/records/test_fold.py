@@ -12,9 +12,18 @@ import pytest
 
 from sfpubsub.avro.columns import columns_of, merge, paths_of
 from sfpubsub.avro.typed_rows import Plan, decode_rows
-from sfpubsub.spark.tables.folding import CUE, CURRENT, VERSION, Folding, fold_rows
-from sfpubsub.spark.tables.queue import new_epochs
-from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, ObjectCue, Reason
+from sfpubsub.spark.records.fold import Change, Cue, Fields, Fold, ObjectCue, Reason
+from sfpubsub.spark.records.queue import new_epochs
+from sfpubsub.spark.records.rows import (
+    BEFORE,
+    CHANGE,
+    CLOSED,
+    CUE,
+    CURRENT,
+    VERSION,
+    Merging,
+    merge_rows,
+)
 from tests.avro.test_columns import raw_rows
 from tests.spark.tables.change_streams import Org, Published, arrivals, schema_text
 from tests.spark.tables.record_world import plain, plain_queue
@@ -39,13 +48,13 @@ def typed(events: Sequence[Published], first: int, schemas: dict[str, str]) -> t
 
 
 class Tables:
-    """Current, history and queue rows, updated step by step with `fold_rows`."""
+    """Current, history and queue rows, updated step by step with `merge_rows`."""
 
     def __init__(self) -> None:
         self.seen = 0
         self.schemas = {"v0": SCHEMAS["v0"]}
         self.current: dict[str, dict[str, Any]] = {}
-        self.history: dict[tuple[str, int], dict[str, Any]] = {}
+        self.history: list[dict[str, Any]] = []
         self.queue: list[tuple[Any, ...]] = []
         self.moves: list[tuple[datetime, datetime]] = []
 
@@ -58,17 +67,17 @@ class Tables:
         names = sorted({path[0] for paths in known for path in paths.values()})
         types = pa.schema([plan.columns.field(name) for name in names])
         about_all = list(self.about_all(rows.sort_by("ingest_seq").to_pylist()))
-        folding = Folding(Fields.of(names, known), types, about_all, with_versions=True)
+        merging = Merging(Fields.of(names, known), types, about_all, with_versions=True)
         changes = list(self.changes(rows.to_pylist(), names))
         touched = {row["record_id"] for row in changes}
-        base = [{**row, "_is_change": False} for i, row in self.current.items() if i in touched]
+        base = [{**row, "_part": BEFORE} for i, row in self.current.items() if i in touched]
         order = sorted(
-            [*base, *changes], key=lambda r: (r["record_id"], r["_is_change"], r["_ingest_seq"])
+            [*base, *changes], key=lambda r: (r["record_id"], r["_part"], r["_ingest_seq"])
         )
-        table = pa.Table.from_pylist(order, folding.input)
+        table = pa.Table.from_pylist(order, merging.input)
         batches = table.to_batches(max_chunksize=rng.choice([1, 3, 1000]))
-        for batch in fold_rows(batches, folding):
-            assert batch.schema == folding.output
+        for batch in merge_rows(batches, merging):
+            assert batch.schema == merging.output
             for row in batch.to_pylist():
                 self.take(row)
         for row in self.current.values():
@@ -96,7 +105,7 @@ class Tables:
                     continue
                 yield {
                     "record_id": record_id,
-                    "_is_change": True,
+                    "_part": CHANGE,
                     **{name: row[name] for name in names},
                     **{
                         f"_{name}": row[name]
@@ -112,9 +121,12 @@ class Tables:
         kind, record_id = row["_kind"], row["record_id"]
         if kind == CURRENT:
             self.current[record_id] = row
+        elif kind == CLOSED:
+            (last,) = (v for v in self.history if v["record_id"] == record_id and not v["valid_to"])
+            last["valid_to"] = row["valid_to"]
         elif kind == VERSION:
-            old = self.history.get((record_id, row["_ingest_seq"]), row)
-            self.history[record_id, row["_ingest_seq"]] = {**old, "valid_to": row["valid_to"]}
+            assert row["from_read"] is False
+            self.history.append(row)
         elif kind == CUE:
             names = ("_reread_reason", "_change_type", "_commit_timestamp", "_ingest_seq")
             self.queue.append((record_id, *(row[name] for name in names)))
@@ -142,7 +154,7 @@ def test_steps_of_any_size_equal_the_reference(number):
     assert tables.current.keys() == slow.current.keys()
     assert plain_queue(tables.queue) == slow.queue
     key = lambda row: (row["record_id"], row["_ingest_seq"])  # noqa: E731
-    history = [plain(row, ["valid_from", "valid_to"]) for row in tables.history.values()]
+    history = [plain(row, ["valid_from", "valid_to"]) for row in tables.history]
     assert sorted(history, key=key) == sorted(slow.history, key=key)
     for record_id, row in slow.current.items():
         if row["_complete"] and not row["_reread"]:

@@ -1,10 +1,10 @@
-"""The columns of a mirrored object's table.
+"""The columns of the table with the records of an object.
 
-There are columns for the fields in the describe result, and for further fields in the object's
-events. Values from reads and from change events are stored in the same columns. The types come from
-the describe result, which is more precise than the event schemas (it has dates, and decimals with
-their scale), and event values are converted to them. Invariant: columns are only added, and a
-column never changes its type.
+There are columns for the fields in the describe result, if the org is asked for one, and for
+further fields in the object's events. Values from reads and from change events are stored in the
+same columns. The types come from the describe result, which is more precise than the event schemas
+(it has dates, and decimals with their scale), and event values are converted to them. Invariant:
+columns are only added, and a column never changes its type.
 
 If the type or scale of a field changes, the field gets a second column for the new type, as in
 typed tables. Only one of the two columns contains the value.
@@ -26,8 +26,9 @@ from pyspark.sql.types import StructType
 from sfpubsub.avro.columns import names_of, type_word
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.rest import ObjectDescription
-from sfpubsub.spark.mirror.described import Column, described, number_of
-from sfpubsub.spark.mirror.event_fields import (
+from sfpubsub.spark.raw.frames import arrow_schema
+from sfpubsub.spark.records.described import Column, described, number_of
+from sfpubsub.spark.records.event_fields import (
     Source,
     member_of,
     sources_of,
@@ -36,8 +37,7 @@ from sfpubsub.spark.mirror.event_fields import (
     takes,
     unfit_sql_of,
 )
-from sfpubsub.spark.raw.frames import arrow_schema
-from sfpubsub.spark.tables.records import Fields
+from sfpubsub.spark.records.fold import Fields
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,10 @@ class Columns:
     columns: tuple[Column, ...]
     reported: frozenset[str] | None = None
     """Fields in the event schemas seen so far, in lower case; None before the first schema."""
+    is_described: bool = True
+    """Whether the org has described the object. If not, the columns have the types of its events,
+    and nothing is known about fields that events do not have.
+    """
 
     @classmethod
     def of(cls, description: ObjectDescription, known: Columns | None = None) -> Columns:
@@ -94,7 +98,7 @@ class Columns:
             for source in sources:
                 take_source(found, field, source)
         reported = (self.reported or frozenset()) | {field.lower() for field in carried}
-        return Columns(self.entity, tuple(found), reported)
+        return replace(self, columns=tuple(found), reported=reported)
 
     @property
     def unreported(self) -> tuple[str, ...]:
@@ -211,7 +215,11 @@ class Columns:
         names = self.schema.names
         unreported = tuple(names.index(name) for name in self.unreported)
         shown = {each.field.lower() for each in self.columns if each.described}
-        hidden = [n for n, each in enumerate(self.columns) if each.field.lower() not in shown]
+        hidden = [
+            number
+            for number, each in enumerate(self.columns)
+            if self.is_described and each.field.lower() not in shown
+        ]
         return replace(Fields.of(names, places), unreported=unreported, hidden=tuple(hidden))
 
     def to_json(self) -> str:
@@ -225,7 +233,14 @@ class Columns:
             for kind, each in zip(types, self.columns, strict=True)
         ]  # fmt: skip
         reported = None if self.reported is None else sorted(self.reported)
-        return json.dumps({"entity": self.entity, "columns": rows, "reported": reported})
+        return json.dumps(
+            {
+                "entity": self.entity,
+                "columns": rows,
+                "reported": reported,
+                "described": self.is_described,
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Columns:
@@ -242,7 +257,7 @@ class Columns:
                 )
             )  # fmt: skip
         reported = None if found["reported"] is None else frozenset(found["reported"])
-        return cls(found["entity"], tuple(columns), reported)
+        return cls(found["entity"], tuple(columns), reported, found["described"])
 
     def _taking(self, field: str, source: Source) -> Column | None:
         """Return the column that stores the event values at *source*."""

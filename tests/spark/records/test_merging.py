@@ -13,13 +13,19 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from sfpubsub.rest.grants import Finding, Grant, Held
-from sfpubsub.spark.mirror import merging, reads
-from sfpubsub.spark.mirror.merging import Mirrored, Outcome, apply_changes, merge_absence, merge_row
-from sfpubsub.spark.mirror.reads import AsOf, DurableState, Entry, Read, Row, heals
-from sfpubsub.spark.tables.records import Change, Cue, Reason, Record
-from tests.spark.mirror import job_model, mirror_model
-from tests.spark.mirror.mirror_model import DivergedError, MirrorMachine
-from tests.spark.mirror.org_model import ALL_REPORTED, FIELDS, Org, time_of
+from sfpubsub.spark.records import merging, reads
+from sfpubsub.spark.records.fold import Change, Cue, Reason, Record
+from sfpubsub.spark.records.merging import (
+    Mirrored,
+    Outcome,
+    apply_changes,
+    merge_absence,
+    merge_row,
+)
+from sfpubsub.spark.records.reads import AsOf, DurableState, Entry, Read, Row, heals
+from tests.spark.records import job_model, mirror_model
+from tests.spark.records.mirror_model import DivergedError, MirrorMachine
+from tests.spark.records.org_model import ALL_REPORTED, FIELDS, Org, time_of
 
 X = "001001"
 

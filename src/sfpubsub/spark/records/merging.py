@@ -1,7 +1,7 @@
 """The merge rule: computes a record's state from its events and reads.
 
-This module is pure: no Spark, no I/O, no clock. `Fold` (tables/records.py) applies a change to a
-record, as in current tables. This module decides to which state a change is applied, and which
+This module is pure: no Spark, no I/O, no clock. `Fold` (fold.py) applies a change to a
+record. This module decides to which state a change is applied, and which
 entries of the reread queue are closed. The *as-of* of a read states which events the read is
 guaranteed to contain, and the *margin* is the longest lag of the org's responses (reads.py).
 
@@ -30,10 +30,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
-from sfpubsub.spark.mirror.reads import Entry, Read, Row, heals
-from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, Reason, Record
+from sfpubsub.spark.records.fold import Change, Cue, Fields, Fold, Reason, Record
+from sfpubsub.spark.records.reads import Entry, Read, Row, heals
 
 # This package's change type for a record whose state comes from a read.
 READ = "READ"
@@ -63,6 +64,14 @@ class Outcome:
     """The record's own entries that the merged read closes. Remove them only after the record is
     durable.
     """
+    versions: tuple[Record, ...] = ()
+    """The record after each change: one for each applied event, or, if a read was merged, one if
+    the read found other values than were known, or that the record is or is not deleted. A version
+    is valid from its `Record.commit_timestamp`: for a read that is the commit of the newest event
+    that the read contains or that was applied after it.
+    """
+    renumbered: tuple[tuple[datetime, datetime], ...] = ()
+    """See `Fold.renumbered`."""
     by_absence: bool = False
     """Whether the record counts as deleted only because reads did not return it. The caller decides
     whether to believe that (absences.py), and otherwise uses `parked`.
@@ -97,7 +106,12 @@ def apply_changes(
     if read is not None and before is not None and before.reread_reason is None:
         _doubt_after(fold, changes)
     added = tuple(Entry(record_id, cue) for cue in fold.cues)
-    return Outcome(None if fold.record is None else Mirrored(fold.record, read), added)
+    return Outcome(
+        None if fold.record is None else Mirrored(fold.record, read),
+        added,
+        versions=tuple(fold.versions),
+        renumbered=tuple(fold.renumbered),
+    )
 
 
 def merge_row(
@@ -142,7 +156,16 @@ def merge_row(
     if any(_is_parked(each, record_id) for each in open_entries):
         # Parked after this read began, but there after all: a further read closes the entry.
         added.append(Entry(record_id, Cue(Reason.SWEEP, None, None, read.as_of.ingest_seq)))
-    return Outcome(Mirrored(fold.record, read), tuple(added), healed)
+    new = Mirrored(fold.record, read)
+    return Outcome(new, tuple(added), healed, versions=_differing(mirrored, fold.record))
+
+
+def _differing(mirrored: Mirrored | None, new: Record) -> tuple[Record, ...]:
+    """Return the version that a read has found; none if it found what was known."""
+    old = None if mirrored is None else mirrored.record
+    if old is not None and old.is_deleted == new.is_deleted and [*old.values] == [*new.values]:
+        return ()
+    return (new,)
 
 
 def _values(row: Row, mirrored: Mirrored | None) -> Sequence[Any]:
@@ -206,7 +229,8 @@ def merge_absence(
         return Outcome(found, (), healed)
     if is_gone:
         confirmed = twice and standing is Reason.CONFIRMED
-        return Outcome(found, (), healed, by_absence=not confirmed)
+        versions = _differing(mirrored, fold.record)
+        return Outcome(found, (), healed, versions=versions, by_absence=not confirmed)
     added: tuple[Entry, ...] = (Entry(record_id, Cue(reason, None, None, seq)),)
     if any(
         each.record_id == record_id and each.cue.reason.is_about_absence for each in open_entries
@@ -258,7 +282,13 @@ def parked(record_id: str, outcome: Outcome) -> Outcome:
     record = replace(found.record, is_deleted=False, reread_reason=Reason.PARKED)
     cue = Cue(Reason.PARKED, None, None, record.ingest_seq)
     added = (*outcome.added, Entry(record_id, cue))
-    return replace(outcome, mirrored=replace(found, record=record), added=added, by_absence=False)
+    return replace(
+        outcome,
+        mirrored=replace(found, record=record),
+        added=added,
+        versions=(),
+        by_absence=False,
+    )
 
 
 def _is_parked(entry: Entry, record_id: str) -> bool:

@@ -6,16 +6,16 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from sfpubsub.spark.mirror.bounded import (
+from sfpubsub.spark.records.bounded import (
     MOST_ABSENT,
     MOST_ENTRIES,
     bounded,
     entry_row,
     entry_rows,
 )
-from sfpubsub.spark.mirror.queue import entry_of
-from sfpubsub.spark.mirror.reads import AsOf, Read, heals
-from sfpubsub.spark.tables.records import Cue, Reason
+from sfpubsub.spark.records.fold import Cue, Reason
+from sfpubsub.spark.records.queue import entry_of
+from sfpubsub.spark.records.reads import AsOf, Read, heals
 
 AT = datetime(2026, 11, 23, tzinfo=UTC)
 

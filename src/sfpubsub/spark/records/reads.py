@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sfpubsub.spark.tables.records import Cue, Reason
+from sfpubsub.spark.records.fold import Cue, Reason
 
 
 @dataclass(frozen=True, slots=True, order=True)

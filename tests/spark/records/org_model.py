@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sfpubsub.spark.mirror.reads import Row
-from sfpubsub.spark.tables.records import Change, Fields
+from sfpubsub.spark.records.fold import Change, Fields
+from sfpubsub.spark.records.reads import Row
 
 # PhotoUrl never changes. No event carries the last column, which is a formula.
 COLUMNS = ("Phone", "Size", "Note__c", "PhotoUrl", "Rank__c")

@@ -1,73 +1,36 @@
 """The interface of targets for derived tables, in Delta or Iceberg format.
 
 A `Target` is a directory, a URL, or a schema of a catalog, which contains tables by name. Each
-change of a `TargetTable` is one transaction with the number of a step (steps.py). A table accepts
-each number once and in order, which makes steps repeatable. Invariant: a table whose
-`TargetTable.step` is N contains exactly the changes of the steps up to N. This module does not
-depend on events.
+change of a `TargetTable` is one transaction with the number of a step, and of a part of the step if
+it changes the table several times. A table accepts each of these once and in order, which makes
+steps repeatable. Invariant: a table whose `TargetTable.step` is N contains exactly the changes of
+the steps up to N, and perhaps some parts of the next one. This module does not depend on events.
 """
 
 from __future__ import annotations
 
 import io
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.paths import Location, locate
-from sfpubsub.spark.runtime.sql import quoted
+from sfpubsub.spark.formats.destination import Destination
 
-FORMATS = ("delta", "iceberg")
-"""Formats of derived tables: those whose rows can be replaced."""
+LAST = 3
+"""The last part of a step. Parts are numbered from 0; most steps consist of this one only."""
 
 # Table property that marks a table as created by this package and stores its facts.
-FACTS = "sfpubsub.facts"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place(Location):
-    """The location of a target. Create one with `parse`."""
-
-    format: str
-    """One of `FORMATS`."""
-
-    @classmethod
-    def parse(cls, target: str | os.PathLike[str], format: str) -> Place:  # noqa: A002
-        """Return the place for a path, a URL or the name of a schema, such as ``catalog.schema``.
-
-        The rule is that of `kind_of`.
-
-        Raises:
-            ConfigurationError: *target* is not valid for the format, or the format is unknown.
-        """
-        if format not in FORMATS:
-            raise ConfigurationError(
-                f"format {format!r} is not a format of derived tables, whose rows must be "
-                f"replaceable: use one of {', '.join(FORMATS)}"
-            )
-        found = locate(target, "schema")
-        return cls(
-            format=format, address=found.address, local=found.local, in_catalog=found.in_catalog
-        )
-
-    def of(self, name: str) -> str:
-        """Return the address of a table for Spark: a URL, or its quoted name in the catalog."""
-        if self.in_catalog:
-            return quoted(*self.address.split("."), name)
-        return f"{self.url}/{name}"
+FACTS = "sfpubsub.table"
 
 
 class TargetTable(ABC):
     """One table of a target. Only one thread at a time may change it.
 
-    Each change has the number of a step (steps.py) and is made at most once: if the table already
-    has the same or a higher number, nothing happens. A change is visible to readers when the method
+    Each change has the number of a step and of its part, and is made at most once: if the table
+    already `has` it or a later one, nothing happens. A change is visible to readers when the method
     returns, and durable when `Target.finish` returns.
     """
 
@@ -83,8 +46,20 @@ class TargetTable(ABC):
         """
 
     @abstractmethod
+    def newest(self) -> tuple[int, int]:
+        """Return the step and the part of the newest change; (0, `LAST`) if there is none."""
+
     def step(self) -> int:
-        """Return the number of the newest step in the table; 0 if there is no step or no table."""
+        """Return the number of the newest step that the table has completely; 0 if there is none.
+
+        A step is complete with its part `LAST`.
+        """
+        step, part = self.newest()
+        return step if part == LAST else step - 1
+
+    def has(self, step: int, part: int = LAST) -> bool:
+        """Return whether the table already has this part of a step, or a later change."""
+        return self.newest() >= (step, part)
 
     @abstractmethod
     def facts(self) -> dict[str, str]:
@@ -116,7 +91,7 @@ class TargetTable(ABC):
         """
 
     @abstractmethod
-    def append(self, files: Sequence[bytes], step: int) -> bool:
+    def append(self, files: Sequence[bytes], step: int, part: int = LAST) -> bool:
         """Add the rows of Parquet files.
 
         Args:
@@ -124,64 +99,70 @@ class TargetTable(ABC):
                 and type; missing columns are null. If there are no files, only the step's number is
                 recorded.
             step: Number of the step that adds the rows.
+            part: The part of the step.
 
         Returns:
-            Whether this call added the rows; False if the table already has the step.
+            Whether this call added the rows; False if the table already has the change.
 
         Raises:
-            WriteError: Writing failed. The rows were added anyway if `TargetTable.step` now returns
-                at least *step*.
+            WriteError: Writing failed. The rows were added anyway if the table now `has` the
+                change.
         """
 
     @abstractmethod
     def merge(
         self,
         source: DataFrame,
-        on: Sequence[str],
+        on: str,
         step: int,
+        part: int = LAST,
         *,
-        replaced: Sequence[str] | None = None,
+        replaced: Mapping[str, str] | None = None,
+        added: str | None = None,
     ) -> None:
-        """Replace existing rows with those of *source* that have the same key, and add the others.
+        """Replace existing rows with those of *source* that match them, and add the others.
 
         Args:
             source: A DataFrame of `Target.spark` with columns of the table, by name and with their
                 complete types. If *source* lacks columns, existing rows keep their values in these
                 columns, and *source* must not contain new rows. The DataFrame is evaluated more
                 than once, and must yield the same rows each time.
-            on: The key columns; not null, and unique within *source*.
+            on: SQL condition that a row ``s`` of *source* matches a row ``t`` of the table. At most
+                one row of *source* may match a row.
             step: See `append`.
-            replaced: Columns of existing rows to update; None updates all columns of *source*.
+            part: See `append`.
+            replaced: Columns of existing rows to update, with their new values in SQL; None copies
+                all columns of *source*.
+            added: SQL condition over ``s`` for the rows to add; None adds all that do not match.
 
         Raises:
-            WriteError: Writing failed. The change was made anyway if `TargetTable.step` now returns
-                at least *step*.
+            WriteError: Writing failed. The change was made anyway if the table now `has` it.
         """
 
     @abstractmethod
-    def insert(self, source: DataFrame, step: int) -> None:
+    def insert(self, source: DataFrame, step: int, part: int = LAST) -> None:
         """Add the rows of a DataFrame, all of which must be new, without looking for existing rows.
 
         Args:
             source: See `merge`. The DataFrame is evaluated once.
             step: See `append`.
+            part: See `append`.
 
         Raises:
-            WriteError: Writing failed. The change was made anyway if `TargetTable.step` now returns
-                at least *step*.
+            WriteError: Writing failed. The change was made anyway if the table now `has` it.
         """
 
     @abstractmethod
-    def delete(self, condition: str, step: int) -> None:
+    def delete(self, condition: str, step: int, part: int = LAST) -> None:
         """Remove the rows for which an SQL condition over the table's columns is true.
 
         Args:
             condition: SQL text; ``true`` removes all rows.
             step: See `append`.
+            part: See `append`.
 
         Raises:
-            WriteError: Writing failed. The change was made anyway if `TargetTable.step` now returns
-                at least *step*.
+            WriteError: Writing failed. The change was made anyway if the table now `has` it.
         """
 
     @abstractmethod
@@ -200,7 +181,7 @@ class Target(ABC):
     `TargetTable.insert` must belong to it.
     """
 
-    def __init__(self, spark: SparkSession, place: Place) -> None:
+    def __init__(self, spark: SparkSession, place: Destination) -> None:
         self.spark = spark
         self.place = place
 

@@ -11,14 +11,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from sfpubsub.rest import ObjectDescription
-from sfpubsub.spark.mirror.bounded import entry_row
+from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.mirror.queue import MirrorQueue
-from sfpubsub.spark.mirror.reads import AsOf, Read
 from sfpubsub.spark.mirror.tables import MirrorTables
+from sfpubsub.spark.records.bounded import entry_row
+from sfpubsub.spark.records.fold import Cue, Reason
+from sfpubsub.spark.records.queue import QUEUE_NAME
+from sfpubsub.spark.records.reads import AsOf, Read
 from sfpubsub.spark.tables import open_target
-from sfpubsub.spark.tables.queue import QUEUE_NAME
-from sfpubsub.spark.tables.records import Cue, Reason
-from sfpubsub.spark.tables.target import Target
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.tables.change_streams import Org, arrivals
 from tests.spark.tables.record_world import World
@@ -54,7 +54,7 @@ def test_cached_rows_equal_the_stored_ones(spark: SparkSession, tmp_path: Path):
     ]
     with open_target(spark, tmp_path / "lake", TABLE_FORMAT) as target:
         queue = MirrorQueue(target)
-        queue.make()
+        queue.make(of_mirror=True, with_history=False)
         assert queue.entries() == {}
         for change, wanted in changes:
             change()

@@ -17,8 +17,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sfpubsub.avro.columns import names_of, paths_of
 from sfpubsub.avro.typed_rows import Plan
-from sfpubsub.spark.mirror.described import FIRST_DAY, LAST_DAY, Column, number_of
 from sfpubsub.spark.raw.frames import sql_type
+from sfpubsub.spark.records.described import FIRST_DAY, LAST_DAY, Column, number_of
 from sfpubsub.spark.runtime.sql import quoted, sql_text
 
 
@@ -55,12 +55,13 @@ def sources_of(plan: Plan) -> dict[str, list[Source]]:
     types = {column.name: column.type for column in plan.columns}
     found: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
     for text in plan.schemas.values():
-        paths = paths_of(text, plan.columns)
-        for name, path in paths.items():
-            field, _, part = name.partition(".")
+        field = ""
+        for name, path in paths_of(text, plan.columns).items():
+            if len(path) == 1:  # otherwise it is a component of the last field
+                field = name
             parts = found.setdefault(field, {}).setdefault(path[0], {})
-            if part:
-                parts[part] = path[1:]
+            if len(path) > 1:
+                parts[name.removeprefix(f"{field}.")] = path[1:]
     return {
         field: [Source(name, types[name], parts) for name, parts in places.items()]
         for field, places in found.items()

@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.tables.current import entity_of
+from sfpubsub.spark.records.follower import entity_of
+from sfpubsub.spark.records.queue import QUEUE_NAME
 from sfpubsub.spark.tables.engine import EventTables
-from sfpubsub.spark.tables.queue import QUEUE_NAME
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.tables.change_streams import Org, Published, arrivals
 from tests.spark.tables.record_world import World
