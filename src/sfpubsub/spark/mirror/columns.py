@@ -36,7 +36,7 @@ from sfpubsub.spark.mirror.event_fields import (
     takes,
     unfit_sql_of,
 )
-from sfpubsub.spark.raw.frames import arrow_schema
+from sfpubsub.spark.runtime.arrow import arrow_schema
 from sfpubsub.spark.tables.records import Fields
 
 

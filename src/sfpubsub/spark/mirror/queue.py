@@ -23,6 +23,7 @@ from sfpubsub.rest.grants import Held
 from sfpubsub.spark.mirror.absences import Loss, kept
 from sfpubsub.spark.mirror.bounded import bounded
 from sfpubsub.spark.mirror.reads import Entry, Read, heals
+from sfpubsub.spark.runtime.arrow import to_arrow
 from sfpubsub.spark.runtime.sql import sql_text
 from sfpubsub.spark.tables.queue import MIRROR, QUEUE, QUEUE_NAME
 from sfpubsub.spark.tables.records import Cue, Reason
@@ -225,7 +226,7 @@ class MirrorQueue:
 
     def _open(self) -> list[dict[str, Any]]:
         if self._rows is None:
-            self._rows = list(self._table.read().toArrow().to_pylist())
+            self._rows = list(to_arrow(self._table.read()).to_pylist())
         return self._rows
 
 

@@ -32,7 +32,7 @@ from sfpubsub.spark.mirror.notes import Ask, Merge, Remove, Sweep, note_of
 from sfpubsub.spark.mirror.queue import ENTRIES, MirrorQueue, entry_of
 from sfpubsub.spark.mirror.reads import Entry, Read, is_numbered
 from sfpubsub.spark.mirror.settings import Deletes
-from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.runtime.arrow import frame_of_rows, to_arrow
 from sfpubsub.spark.tables.current import about_all_of, entity_of, unreadable_of
 from sfpubsub.spark.tables.folding import CUE
 from sfpubsub.spark.tables.identity import event_names
@@ -327,7 +327,7 @@ class MirrorTables:
         if not parts:  # usual on the first read: saves a job
             return None
         ids = reduce(DataFrame.unionAll, (part.select("record_id") for part in parts)).distinct()
-        found = ids.toArrow()
+        found = to_arrow(ids)
         if not len(found):
             return None
         return found["record_id"].combine_chunks(), frame_of_rows(self._target.spark, found)
@@ -500,7 +500,7 @@ def _cue_rows(
 
     Also return the ids of the records that count as deleted only by their absence.
     """
-    found = merged.where(f.col("_kind").isin(CUE, GONE)).select("_kind", *_CUE).toArrow()
+    found = to_arrow(merged.where(f.col("_kind").isin(CUE, GONE)).select("_kind", *_CUE))
     is_gone = pc.equal(found["_kind"], GONE)
     gone = found.filter(is_gone)["record_id"].to_pylist()
     cues = found.filter(pc.invert(is_gone)).select(_CUE).rename_columns(_ENTRY)
@@ -519,7 +519,7 @@ def _asked(rows: DataFrame, reason: Reason) -> pa.Table:
         f.lit(None).cast("timestamp").alias("commit_timestamp"),
         f.col("since_seq").cast("long").alias("since_seq"),
     )
-    return found.toArrow()
+    return to_arrow(found)
 
 
 def _row_about(entity: str, about: ObjectCue, number: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from sfpubsub.spark.raw.lineage import lineage_of
 from sfpubsub.spark.raw.ownership import BATCH_PREFIX, table_id
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import BATCH_COLUMN
-from sfpubsub.spark.runtime.runtimes import check_file_system
+from sfpubsub.spark.runtime.checks import check_file_system
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
 

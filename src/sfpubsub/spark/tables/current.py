@@ -23,6 +23,7 @@ from pyspark.sql import functions as f
 from sfpubsub.avro.columns import paths_of
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.frames import mapped, spark_schema, sql_type
+from sfpubsub.spark.runtime.arrow import to_arrow
 from sfpubsub.spark.runtime.sql import quoted
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME
 from sfpubsub.spark.tables.folding import (
@@ -375,7 +376,7 @@ def _cues(
     ]
     rows: list[dict[str, Any]] = []
     moves = []
-    found = reduce(DataFrame.unionAll, frames).toArrow().to_pylist() if frames else []
+    found = to_arrow(reduce(DataFrame.unionAll, frames)).to_pylist() if frames else []
     for row in found:
         if row["_kind"] == RENUMBERED:
             moves.append((_milliseconds(row["valid_from"]), _milliseconds(row["valid_to"])))

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from sfpubsub.avro.columns import BATCH, ENVELOPE
 from sfpubsub.avro.typed_rows import Plan, decode_rows
 from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.runtime.arrow import to_arrow
 from sfpubsub.spark.tables.target import parquet_of
 
 UNDECODABLE_NAME = "_undecodable"
@@ -51,7 +52,7 @@ def decode(rows: DataFrame, plans: Mapping[str, Plan], size: int) -> Decoded:
     """
     tasks = max(1, size // _TASK_BYTES)
     found = rows.select(*READ).coalesce(tasks)
-    table = found.mapInArrow(partial(_files, plans), spark_schema(_FILES)).toArrow()
+    table = to_arrow(found.mapInArrow(partial(_files, plans), spark_schema(_FILES)))
     files: dict[str, list[bytes]] = {}
     counts: dict[str, int] = {}
     for row in table.to_pylist():

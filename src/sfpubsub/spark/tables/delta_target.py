@@ -20,8 +20,9 @@ from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.formats import Conflict
 from sfpubsub.spark.formats.delta import delta_store
 from sfpubsub.spark.raw.frames import column_definitions, frame_of, spark_schema
-from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
-from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.runtime.arrow import frame_of_rows
+from sfpubsub.spark.runtime.checks import check_session
+from sfpubsub.spark.runtime.runtimes import delta_settings
 from sfpubsub.spark.runtime.sql import quoted, sql_text
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import Place, TargetTable

@@ -19,9 +19,10 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.formats.iceberg import WAP_ID, Busy, History, Iceberg, in_directory
-from sfpubsub.spark.raw.frames import arrow_schema, frame_of, spark_schema, sql_type
-from sfpubsub.spark.runtime.runtimes import check_session
-from sfpubsub.spark.runtime.session import frame_of_rows, own_session
+from sfpubsub.spark.raw.frames import frame_of, spark_schema, sql_type
+from sfpubsub.spark.runtime.arrow import arrow_schema, frame_of_rows
+from sfpubsub.spark.runtime.checks import check_session
+from sfpubsub.spark.runtime.session import own_session
 from sfpubsub.spark.runtime.sql import quoted, sql_text
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import DISTINCT, UNORDERED, Place, TargetTable
