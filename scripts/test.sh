@@ -48,6 +48,7 @@ streaming() {
     tests/streaming/test_{bayeux,lanes,pending,protocol}.py
 }
 iceberg() { scripts/test_iceberg.sh --smoke; }
+connect() { python -m tests.platforms.cell --short connect delta; } # Spark Connect
 docs() { scripts/docs.sh; }
 native() { scripts/native.sh --test; }
 benchmarks() { python -m benchmarks --short; } # shows that it works, and reports
@@ -62,7 +63,7 @@ collect() {
 }
 
 # Run the checks in parallel; the output of each is shown when it has ended, in this order.
-checks=(java collect lint types docs generated core consumer streaming iceberg benchmarks native)
+checks=(java collect lint types docs generated core consumer streaming iceberg connect benchmarks native)
 logs=$(mktemp -d)
 trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
 declare -A pids

@@ -309,22 +309,24 @@ def test_the_lowest_modules_need_only_the_standard_library(path: Path):
         assert top == "sfpubsub" or top in sys.stdlib_module_names
 
 
-# The modules of spark/, apart from runtime/, that use Spark's JVM through py4j or PySpark's private
-# attributes, and what no documented interface offers them.
+# The modules of spark/ that use Spark's JVM through py4j or PySpark's private attributes, and what
+# no documented interface offers them.
 USE_JAVA = {
+    "runtime/session.py": "starting Spark, and the errors of a classic session",
     "raw/files.py": "files in an object store",
-    "raw/logged.py": "the names in a directory of an object store",
-    "tables/logged_target.py": "the names in a directory of an object store",
 }
-_JAVA = re.compile(r"\._jvm\b|\._jdf\b|\._jsparkSession\b|\._jsc\b|^from py4j|\bjava_class\(", re.M)
+_JAVA = re.compile(
+    r"\._jvm\b|\._jdf\b|\._jsparkSession\b|\._jsc\b|\._gateway\b|^\s*(?:from|import) py4j", re.M
+)
 
 
-def test_tables_are_changed_through_documented_interfaces():
-    """No table format calls Spark's Java classes, which differ between versions, and do not exist
-    over Spark Connect.
+def test_spark_is_used_through_documented_interfaces():
+    """Apart from starting it, no module calls Spark's Java classes, which differ between versions,
+    and do not exist over Spark Connect.
     """
-    rooms = [path for path in (SRC / "spark").rglob("*.py") if path.parent.name != "runtime"]
     found = {
-        str(path.relative_to(SRC / "spark")) for path in rooms if _JAVA.search(path.read_text())
+        str(path.relative_to(SRC / "spark"))
+        for path in (SRC / "spark").rglob("*.py")
+        if _JAVA.search(path.read_text())
     }
     assert found == set(USE_JAVA)

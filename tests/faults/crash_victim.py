@@ -31,7 +31,7 @@ import sfpubsub.cli.main
 from sfpubsub.spark.ingest import writer
 from sfpubsub.spark.raw import parquet
 from sfpubsub.spark.runtime.process import Process
-from sfpubsub.spark.runtime.session import jvm_of
+from sfpubsub.spark.runtime.session import driver_of
 from sfpubsub.transports import wire
 
 MOMENTS = ("receive", "write", "publish", "ack", "receipt")
@@ -120,7 +120,8 @@ def _table_of(table_format: str) -> tuple[type, str]:
 def install(moment: str, killer: Killer, delay: float, table_format: str) -> None:
     """Install the hook for *moment* in the package."""
     # At the beginning of `EventWriter.__init__`, which may already publish a batch.
-    _before(writer, "jvm_of", lambda spark: killer.remember(jvm_of(spark)))
+    for name in ("driver_at", "driver_of"):  # for a local table, and for one elsewhere
+        _before(writer, name, lambda spark, *_: killer.remember(driver_of(spark)))
     table, written = _table_of(table_format)
 
     def now(*_arguments: Any, **_options: Any) -> None:

@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 import sfpubsub.cli.main
-from sfpubsub.spark.runtime.session import jvm_of
+from sfpubsub.spark.runtime.session import driver_of
 from sfpubsub.spark.tables import engine, steps
 from tests.faults.crash_victim import Killer, _after, _before
 
@@ -46,7 +46,7 @@ def install(moment: str, killer: Killer, table_format: str) -> None:
     _after(
         engine.EventTables,
         "__init__",
-        lambda self, spark, *a, **k: killer.remember(jvm_of(spark)),
+        lambda self, spark, *a, **k: killer.remember(driver_of(spark)),
     )
 
     def now(*_arguments: Any, **_options: Any) -> None:

@@ -24,7 +24,7 @@ from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.spark.mirror.job import MirrorJob
-from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.runtime.arrow import frame_of_rows
 from sfpubsub.spark.tables import open_target
 from tests.conftest import until
 from tests.emulator.records.support import events

@@ -32,7 +32,7 @@ from sfpubsub.spark.records.bounded import entry_row
 from sfpubsub.spark.records.columns import Columns
 from sfpubsub.spark.records.fold import Cue, Reason
 from sfpubsub.spark.records.rows import FLAGS
-from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.runtime.arrow import frame_of_rows
 from sfpubsub.spark.tables import open_target
 from tests.rest.support import QUICK, reader_of
 from tests.spark.conftest import TABLE_FORMAT

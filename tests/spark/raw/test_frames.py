@@ -18,7 +18,7 @@ def test_a_large_batch_is_split_into_several_tasks_on_a_cluster(spark: SparkSess
     """
     ours = spark.newSession()
     ours.conf.set("spark.sql.execution.arrow.localRelationThreshold", "0")  # as if it were large
-    monkeypatch.setattr(ours.sparkContext, "master", "spark://elsewhere")
+    monkeypatch.setattr(frames, "_is_local", lambda _session: False)
     monkeypatch.setattr(frames, "_TASK_BYTES", 1000)
     rows = pa.table({"payload": [bytes(100)] * 95})
     with frames.frame_of(ours, rows) as frame:

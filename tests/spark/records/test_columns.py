@@ -27,7 +27,7 @@ from sfpubsub.spark.mirror.values import rounded
 from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.records.columns import Columns
 from sfpubsub.spark.records.fold import Change, Fold, Record
-from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.runtime.arrow import frame_of_rows
 from sfpubsub.spark.runtime.sql import quoted
 from tests.rest.support import reader_of
 

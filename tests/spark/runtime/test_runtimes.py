@@ -6,10 +6,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.runtime import runtimes, session
-from sfpubsub.spark.runtime.runtimes import RUNTIMES, check_session, runtime_for, session_settings
+from sfpubsub.spark.runtime.checks import check_session
+from sfpubsub.spark.runtime.runtimes import RUNTIMES, runtime_for, session_settings
 from sfpubsub.spark.runtime.session import spark_session
 from tests.spark.conftest import TABLE_FORMAT
 
@@ -101,25 +103,31 @@ def test_a_session_without_jars_raises_an_error_with_the_coordinate(spark):
 
 
 class Session:
-    """A fake Spark session that can load any class, but has no settings."""
+    """A fake Spark session that has the sources of all formats, but neither settings nor SQL."""
 
-    def __init__(self) -> None:
-        self._jvm = self.java = self.lang = self.Thread = self.conf = self
+    def __init__(self, said: str) -> None:
+        self.read = self.conf = self
+        self.said = said
 
-    def currentThread(self) -> Session:  # noqa: N802  # Java's name
+    def format(self, _name: str) -> Session:
         return self
 
-    def getContextClassLoader(self) -> Session:  # noqa: N802  # Java's name
-        return self
+    def load(self, _path: str) -> None:
+        raise AnalysisException("[PATH_NOT_FOUND]")
 
-    def loadClass(self, name: str) -> None:  # noqa: N802  # Java's name
-        pass
-
-    def get(self, key: str, default: str) -> str:
+    def get(self, _key: str, default: str) -> str:
         return default
+
+    def sql(self, _statement: str) -> None:
+        raise AnalysisException(self.said)
 
 
 def test_jars_alone_are_not_enough_for_delta():
     """Without its extension, Delta would fail at the first write; the error names the setting."""
     with pytest.raises(ConfigurationError, match=r"lacks its settings.*--conf spark\.sql\.ext"):
-        check_session(Session(), "delta")
+        check_session(Session("[TABLE_OR_VIEW_NOT_FOUND] The table `DETAIL`"), "delta")
+
+
+def test_delta_that_is_built_in_needs_no_setting():
+    """On Databricks, Delta's statements are understood, although no setting names the extension."""
+    check_session(Session("[DELTA_MISSING_DELTA_TABLE] `file:///x` is not a Delta table"), "delta")

@@ -37,7 +37,7 @@ from sfpubsub.spark.ingest.together import Member, SharedWriter
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.raw.destination import check_sources
 from sfpubsub.spark.raw.sources import Source
-from sfpubsub.spark.runtime.session import spark_session
+from sfpubsub.spark.runtime.session import is_session, spark_session
 from sfpubsub.spark.runtime.threaded import ThreadedJob
 from sfpubsub.stores.schema_store import SchemaStore
 from sfpubsub.types import Health
@@ -317,7 +317,7 @@ def session_of(given: Spark, format: str, name: str) -> AbstractContextManager[S
     """Return a context manager of a job's session, which leaves a session of the caller's open."""
     if given is None:
         return spark_session(format=format, app_name=name)
-    return nullcontext(given) if isinstance(given, SparkSession) else given
+    return nullcontext(given) if is_session(given) else given
 
 
 def _checked(table: Destination) -> Destination:

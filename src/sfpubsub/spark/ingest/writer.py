@@ -40,8 +40,8 @@ from sfpubsub.spark.raw.schema import check_rows, of_org, renumbered, schemas_in
 from sfpubsub.spark.raw.sidecar_paths import CONFLICTS_NAME
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.table import RawTable
-from sfpubsub.spark.runtime.process import check_jvm
-from sfpubsub.spark.runtime.session import jvm_of
+from sfpubsub.spark.runtime.process import Process, check_jvm
+from sfpubsub.spark.runtime.session import driver_at, driver_of
 from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.types import Gap, ReplayId
 
@@ -57,7 +57,7 @@ class EventWriter:
     from the table.
 
     Args:
-        spark: A classic session (not Spark Connect), local or with a shared file system. Table
+        spark: A session, local or with a shared file system; also of Spark Connect. Table
             formats need their jars (`spark_session`).
         path: The table's directory, written with a slash (``./orders``) or as a `Path`; for table
             formats also a URL or the name of a catalog table (``schema.table``,
@@ -133,12 +133,15 @@ class EventWriter:
         self._trusted = False  # whether this object's state matches the table
         self._is_closed = False
         self._busy = threading.Lock()  # held while the table may change
-        self._process = jvm_of(spark)
         self._lease: Lease | None = None
         check_sources(place, self.sources)  # before anything is written to it
+        self._process: Process | None
         with ExitStack() as unless_done:
-            if place.local is not None:
+            if place.local is None:
+                self._process = driver_of(spark)
+            else:
                 make_table_directory(place.local)
+                self._process = driver_at(spark, place.local)
                 self._lease = Lease.acquire(place.local, self._process.pid)
                 unless_done.callback(self._lease.release)
             self._table = _open_table(spark, place, self.sources, table_properties, self.org_id)
@@ -354,8 +357,9 @@ class EventWriter:
             self._table.move({name: position})
 
     def check(self) -> None:
-        """Check that Spark's JVM is still alive; see `check_jvm`."""
-        check_jvm(self._process)
+        """Check that Spark's JVM is still alive, if it is on this machine; see `check_jvm`."""
+        if self._process is not None:
+            check_jvm(self._process)
 
     def record_time(self, process_time: int) -> None:
         """Record the service's time, to check this machine's clock against it. Thread-safe.

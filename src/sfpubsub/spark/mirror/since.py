@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 
+from sfpubsub.spark.runtime.arrow import to_arrow
+
 if TYPE_CHECKING:
     from sfpubsub.spark.mirror.tables import MirrorTables
 
@@ -47,7 +49,7 @@ class Since:
             return None
         rows = typed.read().where((f.col("ingest_seq") > after) & (f.col("ingest_seq") <= last))
         order = f.struct(*_ORDER)
-        found = rows.agg(f.max(order).alias("order")).toArrow().to_pylist()[0]["order"]
+        found = to_arrow(rows.agg(f.max(order).alias("order"))).to_pylist()[0]["order"]
         if found is None or found["commit_timestamp"] is None:
             return None
         number, sequence = found["commit_number"], found["sequence_number"]

@@ -36,7 +36,7 @@ from sfpubsub.spark.records.reads import Entry, Read
 from sfpubsub.spark.records.rows import Merging
 from sfpubsub.spark.records.step import Step
 from sfpubsub.spark.records.table import DELETED, Describe, RecordTable
-from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.runtime.arrow import frame_of_rows, to_arrow
 from sfpubsub.spark.tables.identity import event_name_of
 
 # Minimum number of rows in a merge for which rows of unknown records are inserted separately. For
@@ -246,7 +246,7 @@ class MirrorTables:
         if not parts:  # usual on the first read: saves a job
             return None
         ids = reduce(DataFrame.unionAll, (part.select("record_id") for part in parts)).distinct()
-        found = ids.toArrow()
+        found = to_arrow(ids)
         if not len(found):
             return None
         return found["record_id"].combine_chunks(), frame_of_rows(self._target.spark, found)

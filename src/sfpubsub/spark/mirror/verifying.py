@@ -29,11 +29,11 @@ from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.mirror.reading import rows_by_query
 from sfpubsub.spark.mirror.rights import present_grant
 from sfpubsub.spark.mirror.values import Findings, of_json
-from sfpubsub.spark.raw.frames import arrow_schema
 from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.records.columns import Columns
 from sfpubsub.spark.records.fold import none_if_empty
 from sfpubsub.spark.records.queue import QUEUE_NAME
+from sfpubsub.spark.runtime.arrow import arrow_schema, to_arrow
 from sfpubsub.spark.runtime.sql import quoted
 from sfpubsub.spark.tables.reading import org_of, read_typed
 
@@ -248,7 +248,7 @@ class _Sides:
         """Return the rows in *frame* by record id, and remember which are marked for rereading."""
         table = frame.select("record_id", "_reread", *map(quoted, self.names))
         rows = {}
-        for row in table.toArrow().to_pylist():
+        for row in to_arrow(table).to_pylist():
             record_id = row.pop("record_id")
             self._is_marked[record_id] = row.pop("_reread")
             rows[record_id] = row
@@ -386,7 +386,7 @@ def _through(table: DataFrame, margin: timedelta) -> datetime | None:
     if "_read" in table.columns:
         # A read of the whole object sets this in every live row.
         times.append(f.min(f.when(~f.col("_is_deleted"), f.col("_read.until"))).alias("read"))
-    row = table.agg(*times).toArrow().to_pylist()[0]
+    row = to_arrow(table.agg(*times)).to_pylist()[0]
     # `Read.until` is a margin later than the response, which itself may lag by a margin.
     read = None if row.get("read") is None else row["read"] - 2 * margin - _SECOND
     return max((each for each in (row["event"], read) if each is not None), default=None)

@@ -23,8 +23,8 @@ from sfpubsub.spark.raw.layout import PARTITION, PREFIX, STORED
 from sfpubsub.spark.raw.lineage import lineage_of
 from sfpubsub.spark.raw.ownership import BATCH_PREFIX, table_id
 from sfpubsub.spark.raw.schema import BATCH_COLUMN
+from sfpubsub.spark.runtime.checks import check_file_system
 from sfpubsub.spark.runtime.paths import EXACT_PATHS, file_url
-from sfpubsub.spark.runtime.runtimes import check_file_system
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
 

@@ -25,7 +25,8 @@ from sfpubsub.spark.raw.layout import PARTITION, STORED
 from sfpubsub.spark.raw.logged import LoggedTable
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.state import APPLICATION, State
-from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
+from sfpubsub.spark.runtime.checks import check_session
+from sfpubsub.spark.runtime.runtimes import delta_settings
 from sfpubsub.spark.runtime.sql import pairs_in_sql
 
 

@@ -8,7 +8,6 @@ the executors as part of the tasks.
 
 from __future__ import annotations
 
-import inspect
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,13 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from sfpubsub.spark.raw.schema import COMMENTS
 from sfpubsub.spark.raw.table import StoredRow
+from sfpubsub.spark.runtime.arrow import frame_of_rows, to_arrow
 from sfpubsub.spark.runtime.paths import file_url
-from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.runtime.session import is_connect
 from sfpubsub.spark.runtime.sql import quoted, sql_text
 
 # Average size of the rows in one task on a cluster, in bytes. Spark rejects tasks above 128 MiB
@@ -48,14 +48,6 @@ def spark_schema(columns: pa.Schema) -> StructType:
         if comment := said or COMMENTS.get(field.name):
             field.metadata = {"comment": comment}
     return found
-
-
-def arrow_schema(columns: StructType) -> pa.Schema:
-    """Convert a Spark schema to an Arrow schema. Timestamps get the time zone UTC."""
-    # PySpark 4.2 needs the zone, whereas 4.1 always uses UTC.
-    if "timezone" in inspect.signature(to_arrow_schema).parameters:
-        return to_arrow_schema(columns, timezone="UTC")
-    return to_arrow_schema(columns)
 
 
 def columns_that_differ(found: StructType, wanted: pa.Schema) -> list[str]:
@@ -135,12 +127,12 @@ def frame_of(
     """Yield *rows* as a DataFrame that is valid only within the block.
 
     Args:
-        spark: A classic session from `own_session`, because one of its settings is changed
+        spark: A session from `own_session`, because one of its settings is changed
             temporarily.
         rows: The rows. Their timestamps must have a time zone.
         scratch: Directory for a temporary file with the rows; the system's default if None.
     """
-    if not str(spark.sparkContext.master).startswith("local"):
+    if not _is_local(spark):
         yield _sent(spark, rows)
         return
     with tempfile.TemporaryDirectory(prefix="sfpubsub-", dir=scratch) as directory:
@@ -169,9 +161,14 @@ def rows_among(
     """
     wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
     asked = f.broadcast(frame_of_rows(spark, wanted))
-    found = rows.select(*StoredRow.COLUMNS).join(asked, "dedupe_key", "left_semi").toArrow()
+    found = to_arrow(rows.select(*StoredRow.COLUMNS).join(asked, "dedupe_key", "left_semi"))
     stored = [StoredRow(**row) for row in found.sort_by([("ingest_seq", "descending")]).to_pylist()]
     return {row.dedupe_key: row for row in stored}
+
+
+def _is_local(spark: SparkSession) -> bool:
+    """Return whether the executors are threads of a driver that this process has started."""
+    return not is_connect(spark) and str(spark.conf.get("spark.master", "")).startswith("local")
 
 
 def _sent(spark: SparkSession, rows: pa.Table) -> DataFrame:

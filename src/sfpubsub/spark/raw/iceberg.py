@@ -22,8 +22,8 @@ from sfpubsub.spark.raw.layout import PARTITION
 from sfpubsub.spark.raw.logged import LoggedTable
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.state import State
+from sfpubsub.spark.runtime.checks import check_session
 from sfpubsub.spark.runtime.paths import is_object_store
-from sfpubsub.spark.runtime.runtimes import check_session
 
 # Name of the snapshot property and of the table property that contain the state.
 STATE = "sfpubsub.state"

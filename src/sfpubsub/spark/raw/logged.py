@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,13 +35,15 @@ from sfpubsub.spark.raw.frames import (
     rows_among,
 )
 from sfpubsub.spark.raw.layout import PARTITION, STORED, day_of, end_of, start_of
+from sfpubsub.spark.raw.listing import paths_of_files
 from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.raw.schema import BATCH_COLUMN, SCHEMA, joined_keys
 from sfpubsub.spark.raw.sidecar_paths import STAGING_NAME
 from sfpubsub.spark.raw.sources import Source, joined
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.raw.table import RawTable, StoredRow
-from sfpubsub.spark.runtime.runtimes import check_file_system
+from sfpubsub.spark.runtime.arrow import to_arrow
+from sfpubsub.spark.runtime.checks import check_file_system
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
 from sfpubsub.types import ReplayId
 
@@ -195,13 +197,13 @@ class LoggedTable(RawTable):
         with self._errors("cannot be read"):
             frame = self._rows().where(f.col(PARTITION) >= f.lit(day_of(oldest)))
             frame = frame.select(PARTITION, "dedupe_key")
-            some = frame.limit(_KEYS_AT_ONCE + 1).toArrow()
+            some = to_arrow(frame.limit(_KEYS_AT_ONCE + 1))
             if len(some) <= _KEYS_AT_ONCE:
                 yield from self._keys(some)
                 return
             counts = frame.groupBy(PARTITION).count().orderBy(PARTITION).collect()
             for first, last in _spans([(row[PARTITION], row["count"]) for row in counts]):
-                some = frame.where(f.col(PARTITION).between(f.lit(first), f.lit(last))).toArrow()
+                some = to_arrow(frame.where(f.col(PARTITION).between(f.lit(first), f.lit(last))))
                 yield from self._keys(some)
 
     def _keys(self, rows: pa.Table) -> Iterator[tuple[float, bytes]]:
@@ -235,27 +237,22 @@ class LoggedTable(RawTable):
             ) from error
 
     def _check_vacant(self) -> None:
-        """Check that the URL of a new table has no entries except hidden ones.
+        """Check that the URL of a new table has no files except hidden ones.
 
         Local paths and catalog tables are not checked here.
 
         Raises:
-            ConfigurationError: The URL has other entries.
+            ConfigurationError: The URL has other files.
         """
         if self.place.local is not None or self.place.in_catalog:
             return  # checked by `check_destination`, or the responsibility of the catalog
-        jvm: Any = self._spark._jvm
         with self._errors("cannot be read"):
-            path = jvm.org.apache.hadoop.fs.Path(self.place.address)
-            conf = self._spark._jsparkSession.sessionState().newHadoopConf()
-            files = path.getFileSystem(conf)
-            entries = files.listStatus(path) if files.exists(path) else []
-            names = [str(entry.getPath().getName()) for entry in entries]
-        foreign = sorted(name for name in names if not name.startswith(("_", ".")))
-        if foreign:
+            foreign = paths_of_files(self._spark, self.place.address, most=1)
+        for path in foreign:
+            name = path.removeprefix(self.place.address).lstrip("/").partition("/")[0]
             raise ConfigurationError(
-                f"{self.place} is neither empty nor an sfpubsub table (it contains "
-                f"{foreign[0]!r}): choose another destination"
+                f"{self.place} is neither empty nor an sfpubsub table (it contains {name!r}): "
+                f"choose another destination"
             )
 
     def _look_for_another(self, cause: Exception) -> None:

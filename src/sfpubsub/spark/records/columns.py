@@ -26,7 +26,6 @@ from pyspark.sql.types import StructType
 from sfpubsub.avro.columns import names_of, type_word
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.rest import ObjectDescription
-from sfpubsub.spark.raw.frames import arrow_schema
 from sfpubsub.spark.records.described import Column, described, number_of
 from sfpubsub.spark.records.event_fields import (
     Source,
@@ -38,6 +37,7 @@ from sfpubsub.spark.records.event_fields import (
     unfit_sql_of,
 )
 from sfpubsub.spark.records.fold import Fields
+from sfpubsub.spark.runtime.arrow import arrow_schema
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from sfpubsub.spark.records.reads import Read, is_numbered
 from sfpubsub.spark.records.rows import CUE, GONE, RENUMBERED, VALIDITY, Merging
 from sfpubsub.spark.records.step import UNDECODABLE_NAME, Step
 from sfpubsub.spark.records.table import KINDS, Describe, RecordTable
+from sfpubsub.spark.runtime.arrow import to_arrow
 
 # Columns of `Merging.output` in a row of kind `CUE`, and the columns of the queue.
 _CUE = ["record_id", "_reread_reason", "_change_type", "_commit_timestamp", "_ingest_seq"]
@@ -183,7 +184,7 @@ class RecordTables:
             for name, rows in merged.items()
         ]
         found = Found([], [], [])
-        rows = reduce(DataFrame.unionAll, frames).toArrow() if frames else pa.table({})
+        rows = to_arrow(reduce(DataFrame.unionAll, frames)) if frames else pa.table({})
         for name in merged:
             own = rows.filter(pc.equal(rows["entity"], name))
             kind = own["_kind"]
@@ -338,7 +339,7 @@ def asked(rows: DataFrame, reason: Reason) -> pa.Table:
         f.lit(None).cast("timestamp").alias("commit_timestamp"),
         f.col("since_seq").cast("long").alias("since_seq"),
     )
-    return found.toArrow()
+    return to_arrow(found)
 
 
 def row_about(entity: str | None, about: ObjectCue, step: int) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from sfpubsub.spark.formats.target import Target, parquet_of
 from sfpubsub.spark.records.bounded import bounded
 from sfpubsub.spark.records.fold import Cue, Reason
 from sfpubsub.spark.records.reads import Entry, Read, heals
+from sfpubsub.spark.runtime.arrow import to_arrow
 from sfpubsub.spark.runtime.sql import sql_text
 
 _log = logging.getLogger("sfpubsub.spark")
@@ -229,7 +230,7 @@ class RereadQueue:
 
     def _open(self) -> list[dict[str, Any]]:
         if self._rows is None:
-            self._rows = list(self._table.read().toArrow().to_pylist())
+            self._rows = list(to_arrow(self._table.read()).to_pylist())
         return self._rows
 
     def note(self, moves: Iterable[tuple[int, int]]) -> None:

@@ -10,16 +10,11 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pyspark
-from py4j.protocol import Py4JJavaError
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.runtime.java import private_directory
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,7 @@ _SPARK_HAS = (
     "com.fasterxml.jackson.core:*",
     "com.github.luben:*",
     "io.airlift:*",
+    "org.antlr:*",
     # Not all of Hadoop, because a file system such as hadoop-aws may be requested as well.
     "org.apache.hadoop:hadoop-client",
     "org.apache.hadoop:hadoop-client-api",
@@ -62,40 +58,48 @@ _SPARK_HAS = (
 )
 
 
-def _delta(spark: str, tested: str | None) -> Runtime:
-    coordinate = f"io.delta:delta-spark_{spark}_2.13:4.4.0"
-    return Runtime(
-        "delta",
-        spark,
-        coordinate,
-        tested,
-        (
-            coordinate,
-            "io.delta:delta-storage:4.4.0",
-            "io.delta:delta-kernel-api:4.4.0",
-            "io.delta:delta-kernel-defaults:4.4.0",
-            "io.delta:delta-kernel-unitycatalog:4.4.0",
-            "com.fasterxml.jackson.datatype:jackson-datatype-jdk8:2.13.5",
-            "com.google.code.findbugs:jsr305:3.0.2",
-        ),
-    )
+_OF_DELTA_4_4 = (
+    "io.delta:delta-storage:4.4.0",
+    "io.delta:delta-kernel-api:4.4.0",
+    "io.delta:delta-kernel-defaults:4.4.0",
+    "io.delta:delta-kernel-unitycatalog:4.4.0",
+    "com.fasterxml.jackson.datatype:jackson-datatype-jdk8:2.13.5",
+    "com.google.code.findbugs:jsr305:3.0.2",
+)
 
 
-def _iceberg(spark: str, version: str, tested: str | None) -> Runtime:
-    coordinate = f"org.apache.iceberg:iceberg-spark-runtime-{spark}_2.13:{version}"
+def _delta(spark: str, coordinate: str, *others: str, tested: str | None) -> Runtime:
+    return Runtime("delta", spark, coordinate, tested, (coordinate, *others))
+
+
+def _iceberg(spark: str, scala: str, version: str, tested: str | None) -> Runtime:
+    coordinate = f"org.apache.iceberg:iceberg-spark-runtime-{spark}_{scala}:{version}"
     return Runtime("iceberg", spark, coordinate, tested, (coordinate,))
 
 
 RUNTIMES = (
-    _delta("4.2", tested="4.2.0"),
-    _delta("4.1", tested=None),
+    _delta("4.2", "io.delta:delta-spark_4.2_2.13:4.4.0", *_OF_DELTA_4_4, tested="4.2.0"),
+    _delta("4.1", "io.delta:delta-spark_4.1_2.13:4.4.0", *_OF_DELTA_4_4, tested="4.1.4"),
+    _delta(
+        "4.0",
+        "io.delta:delta-spark_2.13:4.0.1",
+        "io.delta:delta-storage:4.0.1",
+        tested="4.0.5",
+    ),
+    _delta(
+        "3.5",
+        "io.delta:delta-spark_2.12:3.3.3",
+        "io.delta:delta-storage:3.3.3",
+        tested="3.5.9",
+    ),
     # There is no Iceberg runtime for 4.2 yet.
-    _iceberg("4.1", "1.12.0", tested="4.1.4"),
+    _iceberg("4.1", "2.13", "1.12.0", tested="4.1.4"),
+    _iceberg("4.0", "2.13", "1.10.1", tested="4.0.5"),
+    _iceberg("3.5", "2.12", "1.10.1", tested="3.5.9"),
 )
 
-# The settings that a session needs for a format, and a class whose presence shows that it has the
-# jars.
-_EXTENSIONS = {
+# The settings that a session needs for a format.
+EXTENSIONS = {
     "delta": "io.delta.sql.DeltaSparkSessionExtension",
     "iceberg": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
 }
@@ -107,21 +111,6 @@ _SETTINGS = {
 # commit by a rename, which is safe only if one process writes at a time, as our leases ensure.
 _LOG_STORES = ("spark.delta.logStore.", "delta.logStore.")
 _LOCAL_LOG_STORE = {"spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore"}
-_CLASSES = {
-    "delta": "io.delta.tables.DeltaTable",
-    "iceberg": "org.apache.iceberg.spark.source.IcebergSource",
-}
-
-
-# The package that implements the file system of a URL scheme. Its version must be that of Spark's
-# Hadoop.
-_FILE_SYSTEMS = {
-    "s3a": "org.apache.hadoop:hadoop-aws",
-    "abfs": "org.apache.hadoop:hadoop-azure",
-    "abfss": "org.apache.hadoop:hadoop-azure",
-    "wasb": "org.apache.hadoop:hadoop-azure",
-    "wasbs": "org.apache.hadoop:hadoop-azure",
-}
 
 
 def runtime_for(format: str, version: str = pyspark.__version__) -> Runtime:  # noqa: A002
@@ -162,7 +151,7 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
         return {"spark.jars.ivy": str(ivy)} if "spark.jars.packages" in settings else {}
     runtime = runtime_for(format)
     jars = [ivy / "jars" / _file_name(module) for module in runtime.modules]
-    lists = {"spark.sql.extensions": _EXTENSIONS.get(format, "")}
+    lists = {"spark.sql.extensions": EXTENSIONS.get(format, "")}
     wanted = {**_SETTINGS.get(format, {})}
     if format == "delta" and not any(key.startswith(_LOG_STORES) for key in settings):
         wanted.update(_LOCAL_LOG_STORE)
@@ -198,63 +187,18 @@ def delta_settings(*, local: bool) -> dict[str, str]:
     if local:
         # Class that writes a commit's checksum file. The default starts ten processes, as for the
         # log (see `_LOCAL_LOG_STORE`).
+        room = "" if pyspark.__version__.startswith(("3.", "4.0.")) else ".checkpointing"
         settings["spark.sql.streaming.checkpointFileManagerClass"] = (
-            "org.apache.spark.sql.execution.streaming.checkpointing."
-            "FileSystemBasedCheckpointFileManager"
+            f"org.apache.spark.sql.execution.streaming{room}.FileSystemBasedCheckpointFileManager"
         )
     return settings
 
 
-def check_file_system(spark: SparkSession, url: str) -> None:
-    """Check that the session supports the file system of a URL.
-
-    Raises:
-        ConfigurationError: The session lacks the jars of the file system.
-    """
-    jvm: Any = spark._jvm
-    scheme = url.partition(":")[0]
-    configuration = spark._jsparkSession.sessionState().newHadoopConf()
-    try:
-        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, configuration)
-    except Py4JJavaError as error:
-        artifact = _FILE_SYSTEMS.get(scheme)
-        version = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
-        jars = f"--packages {artifact}:{version}" if artifact else "--packages with its jars"
-        raise ConfigurationError(
-            f"Spark has no file system for {scheme} ({error.java_exception.toString()}): use the "
-            f"option {jars}, or set spark.jars.packages in your own session"
-        ) from error
-
-
-def check_session(spark: SparkSession, format: str) -> None:  # noqa: A002
-    """Check that the session can write *format*.
-
-    Raises:
-        ConfigurationError: The session lacks the jars, or the settings that they need.
-    """
-    jvm: Any = spark._jvm
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    try:
-        loader.loadClass(_CLASSES[format])
-    except Py4JJavaError as error:
-        runtime = runtime_for(format)
-        raise ConfigurationError(
-            f"this Spark session cannot write {format}: start it with spark_session(format="
-            f"{format!r}), or start spark-submit with --packages {runtime.coordinate}"
-            f"{_configuration(format)}"
-        ) from error
-    missing = _EXTENSIONS.get(format, "")
-    if missing not in str(spark.conf.get("spark.sql.extensions", "")):
-        raise ConfigurationError(
-            f"this Spark session has the jars of {format} but lacks its settings: start it with "
-            f"spark_session(format={format!r}), or start spark-submit with{_configuration(format)}"
-        )
-
-
-def _configuration(format: str) -> str:  # noqa: A002
+def configuration_of(format: str) -> str:  # noqa: A002
+    """Return the settings that *format* needs, as options of spark-submit."""
     settings = dict(_SETTINGS.get(format, {}))
-    if format in _EXTENSIONS:
-        settings["spark.sql.extensions"] = _EXTENSIONS[format]
+    if format in EXTENSIONS:
+        settings["spark.sql.extensions"] = EXTENSIONS[format]
     return "".join(f" --conf {key}={value}" for key, value in settings.items())
 
 

@@ -6,27 +6,29 @@ environment.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
 import sys
+import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-import pyarrow as pa
+import pyspark
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
-from sfpubsub.errors import ConfigurationError
+from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.runtime.java import find_java_home
-from sfpubsub.spark.runtime.java_classes import java_class
-from sfpubsub.spark.runtime.process import Process, jvm_ended, running_jvm
-from sfpubsub.spark.runtime.runtimes import check_session, session_settings
+from sfpubsub.spark.runtime.process import Process, jvm_ended
+from sfpubsub.spark.runtime.runtimes import session_settings
 from sfpubsub.spark.runtime.sql import READING
 
 # One core writes, because a batch is one file. The other core is for the driver's own work.
@@ -42,29 +44,6 @@ _SECRET = re.compile(r"(?i)secret|password|token|access[.]?key|account[.]?key|cr
 # Exceptions raised when Spark fails: its own, py4j's, and those of the sockets between Python and a
 # JVM that has exited.
 SPARK_ERRORS = (PySparkException, Py4JError, OSError, EOFError)
-
-
-@contextmanager
-def active_session(spark: SparkSession) -> Iterator[None]:
-    """Make *spark* the thread's active session within the block, because some formats use it."""
-    sessions = java_class(spark, "org.apache.spark.sql.classic.SparkSession")
-    before = sessions.getActiveSession()
-    sessions.setActiveSession(spark._jsparkSession)
-    try:
-        yield
-    finally:
-        if before.isDefined():
-            sessions.setActiveSession(before.get())
-        else:
-            sessions.clearActiveSession()
-
-
-def frame_of_rows(
-    spark: SparkSession, rows: pa.Table | list[Any], schema: StructType | None = None
-) -> DataFrame:
-    """Create a DataFrame with `createDataFrame`, but do not leave *spark* as the active session."""
-    with active_session(spark):
-        return spark.createDataFrame(rows, schema)
 
 
 @contextmanager
@@ -141,8 +120,6 @@ def spark_session(
             f"Spark did not start (master {master}, Java {java}): {reason}"
         ) from error
     try:
-        if format != "parquet":
-            check_session(spark, format)
         if format == "delta" and is_ours:
             _leave_out_checksum_files(spark)
         yield spark
@@ -152,8 +129,8 @@ def spark_session(
 
 
 def is_java_running() -> bool:
-    """Return whether this process has started Spark's JVM."""
-    return SparkContext._gateway is not None
+    """Return whether this process has started Spark's JVM, or needs none (Spark Connect)."""
+    return SparkContext._gateway is not None or is_remote()
 
 
 def _leave_out_checksum_files(spark: SparkSession) -> None:
@@ -162,9 +139,9 @@ def _leave_out_checksum_files(spark: SparkSession) -> None:
     Delta's log does not use these files, and Hadoop starts a process (chmod) for each of them.
     Starting these processes accounts for half the duration of a small commit.
     """
-    files = java_class(spark, "org.apache.hadoop.fs.FileSystem")
-    local = files.getLocal(spark._jsparkSession.sessionState().newHadoopConf())
-    local.setWriteChecksum(False)
+    jvm: Any = spark._jvm
+    configuration = jvm.org.apache.hadoop.conf.Configuration()
+    jvm.org.apache.hadoop.fs.FileSystem.getLocal(configuration).setWriteChecksum(False)
 
 
 def _start_java(settings: Mapping[str, str]) -> None:
@@ -263,28 +240,104 @@ _OWN = {
 }
 
 
+def is_connect(spark: object) -> bool:
+    """Return whether a session uses Spark Connect, so that its driver may be anywhere."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def is_session(given: object) -> TypeGuard[SparkSession]:
+    """Return whether an object is a session; those of Spark Connect have a class of their own."""
+    return isinstance(given, SparkSession) or is_connect(given)
+
+
 def own_session(spark: SparkSession, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Return a new session of the same JVM with its own settings and with UTC as its time zone."""
-    own = spark.newSession()
+    """Return a new session of the same driver with its own settings and with UTC as its time zone.
+
+    Over Spark Connect, it begins with the settings of *spark*.
+
+    Raises:
+        ConfigurationError: This version of Spark Connect cannot open a second session.
+    """
+    own: SparkSession
+    if is_connect(spark):
+        own = _connected_session(spark)
+        # Otherwise gRPC may wait for ever when Python, at its exit, deletes the session.
+        atexit.register(own.client.close)
+    else:
+        own = spark.newSession()
     for name, value in {**_OWN, **(settings or {})}.items():
         own.conf.set(name, value)
     return own
 
 
-def jvm_of(spark: SparkSession) -> Process:
-    """Return the process of the JVM used by this session.
+def _connected_session(spark: SparkSession) -> Any:
+    clone = getattr(spark, "cloneSession", None)
+    if clone is not None:
+        return clone()
+    if pyspark.__version__.startswith("3."):
+        raise ConfigurationError(
+            f"Spark Connect is supported from PySpark 4.0 on, and this is {pyspark.__version__}: "
+            f"use a classic session, or a newer PySpark"
+        )
+    # PySpark 4.0 cannot clone a session, nor tell the URL of its server.
+    url = os.environ.get("SPARK_REMOTE", "local")
+    if not url.startswith("sc://"):
+        if "SPARK_LOCAL_REMOTE" not in os.environ:  # PySpark's mark of a server that it has started
+            raise ConfigurationError(
+                "PySpark 4.0 cannot open a second session of a Spark Connect server whose URL it "
+                "does not know: set the environment variable SPARK_REMOTE to the URL, or use "
+                "PySpark 4.1 or newer"
+            )
+        url = "sc://localhost"
+    return SparkSession.builder.remote(url).create()
+
+
+# Java's own name of the current process is its pid. Spark computes it in the driver, because the
+# rows are given in the query.
+_PID = "SELECT java_method('java.lang.ProcessHandle', 'current') FROM VALUES (1)"
+
+
+def driver_of(spark: SparkSession) -> Process | None:
+    """Return the process of the session's driver; None if it is on another machine.
 
     Raises:
-        ConfigurationError: The session uses Spark Connect, or was stopped.
-        WriteError: The JVM has exited.
+        WriteError: It has exited, or the session was stopped.
     """
     try:
-        jvm = spark.sparkContext._jvm
-    except PySparkException as error:  # Spark Connect: its driver is a remote process
+        # A new session is refused in words if Spark was stopped.
+        asked = spark if is_connect(spark) else spark.newSession()
+        ((pid,),) = asked.sql(_PID).collect()
+    except SPARK_ERRORS as error:
+        if is_connect(spark):  # a service may refuse to run Java methods
+            return None
+        raise WriteError(f"Spark cannot be used: {first_line(error)}; start another session") from (
+            error
+        )
+    return Process.of(int(pid))
+
+
+def driver_at(spark: SparkSession, directory: Path) -> Process:
+    """Return the process of the session's driver, which uses *directory* on this machine's disk.
+
+    Raises:
+        ConfigurationError: The driver is on another machine, or has other disks.
+        WriteError: See `driver_of`.
+    """
+    driver = driver_of(spark)
+    if driver is None or (is_connect(spark) and not _is_shared(spark, directory)):
         raise ConfigurationError(
-            "the writer needs a Spark session whose driver this process started, not Spark "
-            "Connect: leave out .remote(…)"
-        ) from error
-    if jvm is None:
-        raise ConfigurationError("the Spark session has been stopped: start another one")
-    return running_jvm(int(jvm.java.lang.ProcessHandle.current().pid()))
+            f"{directory} is a local directory, but Spark Connect's server is on another machine: "
+            f"name a URL or a table in a catalog"
+        )
+    return driver
+
+
+def _is_shared(spark: SparkSession, directory: Path) -> bool:
+    # Table formats ignore names that begin with an underscore.
+    with tempfile.TemporaryDirectory(prefix="_sfpubsub-", dir=directory) as inner:
+        probe, text = Path(inner, "probe"), uuid.uuid4().hex
+        probe.write_text(text, encoding="ascii")
+        try:
+            return [tuple(row) for row in spark.read.text(f"file://{probe}").collect()] == [(text,)]
+        except SPARK_ERRORS:
+            return False

@@ -27,11 +27,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from sfpubsub.errors import LocalProtocolError, SfPubSubError, WriteError
+from sfpubsub.errors import ConfigurationError, LocalProtocolError, SfPubSubError, WriteError
 from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.writer import EventWriter
-from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
+from sfpubsub.spark.runtime.arrow import to_arrow
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, is_connect
 from sfpubsub.spark.stream.partition import GAP_EVENT
 from sfpubsub.types import Gap, ReplayId
 
@@ -90,6 +91,11 @@ class ForeachBatchWriter:
         staging: str | os.PathLike[str] | None = None,
         org_id: str | None = None,
     ) -> None:
+        if is_connect(spark):
+            raise ConfigurationError(
+                "ForeachBatchWriter needs a classic session: with Spark Connect, the server's "
+                "process would run it; use an ingest instead, or run the query on the cluster"
+            )
         self._lock = threading.Lock()
         with ExitStack() as unless_done:
             self._writer = EventWriter(
@@ -140,7 +146,7 @@ class ForeachBatchWriter:
             raise _short_error(error, name, group) from None
 
     def _write(self, batch: DataFrame, name: str) -> None:
-        rows = batch.toArrow()
+        rows = to_arrow(batch)
         with self._lock:
             if "event_name" in rows.column_names:
                 is_gap = pc.fill_null(pc.equal(rows["event_name"], GAP_EVENT), False)

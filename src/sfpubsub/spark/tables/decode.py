@@ -19,6 +19,7 @@ from sfpubsub.avro.typed_rows import Plan, decode_rows
 from sfpubsub.spark.formats.target import parquet_of
 from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.records.step import UNDECODABLE_NAME
+from sfpubsub.spark.runtime.arrow import to_arrow
 
 # Columns read from the raw table, without the JSON.
 READ = (*ENVELOPE.names, "event_name", "payload", *BATCH.names)
@@ -50,7 +51,7 @@ def decode(rows: DataFrame, plans: Mapping[str, Plan], size: int) -> Decoded:
     """
     tasks = max(1, size // _TASK_BYTES)
     found = rows.select(*READ).coalesce(tasks)
-    table = found.mapInArrow(partial(_files, plans), spark_schema(_FILES)).toArrow()
+    table = to_arrow(found.mapInArrow(partial(_files, plans), spark_schema(_FILES)))
     files: dict[str, list[bytes]] = {}
     counts: dict[str, int] = {}
     for row in table.to_pylist():

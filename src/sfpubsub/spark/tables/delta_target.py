@@ -19,8 +19,9 @@ from sfpubsub.spark.formats.delta import DeltaStore, delta_store
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.formats.target import FACTS, TargetTable
 from sfpubsub.spark.raw.frames import column_definitions, frame_of
-from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
-from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.runtime.arrow import frame_of_rows
+from sfpubsub.spark.runtime.checks import check_session
+from sfpubsub.spark.runtime.runtimes import delta_settings
 from sfpubsub.spark.runtime.sql import pairs_in_sql
 from sfpubsub.spark.tables.logged_target import (
     LoggedTarget,

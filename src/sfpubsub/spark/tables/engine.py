@@ -93,7 +93,7 @@ class EventTables:
     table's store.
 
     Args:
-        spark: A classic session (not Spark Connect) with the formats' jars (`spark_session`).
+        spark: A session with the formats' jars (`spark_session`), classic or of Spark Connect.
         raw: The raw table's path, URL, or name in a catalog, as for `EventWriter`.
         to: A directory, written with a slash (``./tables``) or as a `Path`; a URL; or
             ``catalog.schema``. A name without a slash or a dot is refused.

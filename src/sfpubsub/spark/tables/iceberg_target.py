@@ -16,9 +16,10 @@ from sfpubsub.errors import WriteError
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.formats.iceberg import WAP_ID, History, Iceberg, in_directory
 from sfpubsub.spark.formats.target import DISTINCT, FACTS, UNORDERED, TargetTable
-from sfpubsub.spark.raw.frames import arrow_schema, frame_of, spark_schema, sql_type
-from sfpubsub.spark.runtime.runtimes import check_session
-from sfpubsub.spark.runtime.session import frame_of_rows, own_session
+from sfpubsub.spark.raw.frames import frame_of, spark_schema, sql_type
+from sfpubsub.spark.runtime.arrow import arrow_schema, frame_of_rows
+from sfpubsub.spark.runtime.checks import check_session
+from sfpubsub.spark.runtime.session import own_session
 from sfpubsub.spark.runtime.sql import quoted, sql_text
 from sfpubsub.spark.tables.logged_target import (
     NUMBER,

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,12 +32,12 @@ from sfpubsub.spark.formats.target import FACTS, LAST, Target, TargetTable
 from sfpubsub.spark.raw.flushing import Flusher
 from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.raw.lease import Lease
-from sfpubsub.spark.runtime.runtimes import check_file_system
+from sfpubsub.spark.raw.listing import paths_of_files
+from sfpubsub.spark.runtime.checks import check_file_system
 from sfpubsub.spark.runtime.session import (
     SPARK_ERRORS,
-    active_session,
+    driver_at,
     first_line,
-    jvm_of,
     own_session,
 )
 from sfpubsub.spark.runtime.sql import quoted
@@ -58,11 +57,15 @@ _SETTINGS = {
 }
 
 
+# Pattern of files that every table of a format has, and that Spark lists.
+_LOGS = {"delta": "_delta_log/*.json", "iceberg": "metadata/version-hint.text"}
+
+
 class LoggedTarget(Target):
     """A target for Delta or Iceberg tables. See `Target`.
 
     Args:
-        spark: Any classic Spark session; the target uses a new session in the same JVM.
+        spark: Any Spark session; the target uses a new session of the same driver.
         place: Location of the tables; a missing local directory is created.
         settings: Session settings that the format needs.
 
@@ -90,7 +93,7 @@ class LoggedTarget(Target):
                 raise ConfigurationError(
                     f"{place} cannot be created ({error.strerror}): choose another directory"
                 ) from error
-            self._lease = Lease.acquire(place.local, jvm_of(spark).pid)
+            self._lease = Lease.acquire(place.local, driver_at(spark, place.local).pid)
 
     def table(self, name: str) -> TargetTable:
         """See `Target`."""
@@ -128,10 +131,9 @@ class LoggedTarget(Target):
     def settings(self, settings: Mapping[str, str]) -> Iterator[None]:
         """Set session settings within the block, and unset them afterwards. Thread-safe.
 
-        Within the block, the target's session is also the thread's active one. Other threads that
-        change settings wait.
+        Other threads that change settings wait.
         """
-        with self._lock, active_session(self.spark):
+        with self._lock:
             try:
                 for name, value in settings.items():
                     self.spark.conf.set(name, value)
@@ -161,11 +163,9 @@ class LoggedTarget(Target):
             return [str(row["tableName"]) for row in rows]
         if self.place.local is not None:
             return [entry.name for entry in self._directories()]
-        jvm: Any = self.spark._jvm
-        path = jvm.org.apache.hadoop.fs.Path(self.place.address)
-        files = path.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
-        entries = files.listStatus(path) if files.exists(path) else []
-        return [str(entry.getPath().getName()) for entry in entries if entry.isDirectory()]
+        url = self.place.address
+        found = paths_of_files(self.spark, f"{url}/*/{_LOGS[self.place.format]}")
+        return list({path.removeprefix(url).lstrip("/").partition("/")[0] for path in found})
 
 
 class LoggedTargetTable(TargetTable):

@@ -1,0 +1,131 @@
+"""What one process of a platform test does with Spark: ``python -m tests.platforms.job …``.
+
+Its arguments: what to do (``ingest``, ``raw`` or ``all``), the format, ``classic`` or ``connect``,
+and a directory. Each writes the raw table, and prints a line after each batch, so that it can be
+killed in between. ``raw`` prints what it then reads, as JSON, and ``all`` also builds the tables.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+
+from sfpubsub.spark import (
+    EventTables,
+    Ingest,
+    IngestSettings,
+    Mirror,
+    MirrorSettings,
+    Source,
+    read_typed,
+    spark_session,
+)
+from sfpubsub.spark.runtime.runtimes import session_settings
+
+ORDERS = "/event/Order_Event__e"
+ACCOUNTS = "/data/AccountChangeEvent"
+
+# Small enough that an ingest writes several batches.
+_BATCH = 60
+
+# The emulator's answers do not lag behind its events.
+_MARGIN = 1.0
+
+
+@contextmanager
+def opened(kind: str, format: str, directory: Path) -> Iterator[SparkSession]:  # noqa: A002
+    """Start a session: a classic one, or one of Spark Connect, whose server this process starts."""
+    settings = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": f"file://{directory}/warehouse",
+    }
+    if kind == "classic":
+        with spark_session(format=format, settings=settings) as spark:
+            yield spark
+        return
+    settings |= {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    settings |= session_settings(format, settings)
+    # Not stopped: at its exit, the process would wait in vain for the server of its other sessions.
+    yield SparkSession.builder.remote("local[2]").config(map=settings).getOrCreate()
+
+
+def ingest(spark: SparkSession, format: str, directory: Path) -> None:  # noqa: A002
+    """Write all events to the raw table, and print a line after each batch."""
+    settings = IngestSettings(batch_events=_BATCH, batch_seconds=0.2, until_caught_up=True)
+    sources = [Source("topic", ORDERS), Source("topic", ACCOUNTS)]
+    with Ingest(
+        sources,
+        to=directory / "raw",
+        format=format,
+        settings=settings,
+        spark=spark,
+        on_progress=lambda *_: print("written", flush=True),
+    ) as job:
+        job.run()
+
+
+def note(what: str) -> None:
+    """Say on stderr, which a failed test shows, what was done, and when."""
+    print(f"{time.monotonic():.1f} s: {what}", file=sys.stderr, flush=True)
+
+
+def rows(frame: DataFrame, *columns: str) -> list[list[Any]]:
+    """Return the values of some columns, sorted."""
+    return sorted(list(row) for row in frame.select(*columns).collect())
+
+
+def report(
+    spark: SparkSession,
+    format: str,  # noqa: A002
+    directory: Path,
+    what: str,
+) -> dict[str, Any]:
+    """Build all tables of a format, and return what is in them."""
+    written = spark.read.format(format).load(f"file://{directory}/raw")
+    found: dict[str, Any] = {
+        "versions": [pyspark.__version__, spark.version],
+        "raw": rows(written, "topic", "event_id"),
+    }
+    if what == "raw" or format == "parquet":
+        return found
+    raw, to = directory / "raw", directory / "tables"
+    with EventTables(spark, raw, to, format=format, current=True) as tables:
+        while tables.step() is not None:
+            pass
+    note("tables")
+    typed = read_typed(spark, directory / "tables", "Order_Event__e", format=format)
+    found["typed"] = rows(typed, "event_id")
+    current = read_typed(spark, directory / "tables", "Account", format=format)
+    found["current"] = rows(current.where("NOT _is_deleted"), "record_id")
+    settings = MirrorSettings(margin=_MARGIN, batch_seconds=0.2)
+    lake = directory / "lake"
+    note("read")
+    with Mirror(["Account"], to=lake, format=format, spark=spark, settings=settings) as mirror:
+        mirror.run(once=True)
+    note("mirrored")
+    mirrored = read_typed(spark, lake, "Account", format=format)
+    found["mirrored"] = rows(mirrored.where("NOT _is_deleted"), "record_id", "Name")
+    return found
+
+
+def main() -> None:
+    what, format_, kind, place = sys.argv[1:]
+    directory = Path(place)
+    with opened(kind, format_, directory) as spark:
+        note("started")
+        ingest(spark, format_, directory)
+        note("raw")
+        if what != "ingest":
+            print(json.dumps(report(spark, format_, directory, what)))
+
+
+if __name__ == "__main__":
+    main()
