@@ -28,6 +28,7 @@ from sfpubsub.spark.tables.logged_target import (
     LoggedTargetTable,
     note_of,
     number_in,
+    step_of,
 )
 
 # Application id of this package's transactions in Delta.
@@ -103,7 +104,9 @@ class DeltaTargetTable(LoggedTargetTable):
             ) from error
         found = self._store.number()
         if found is not None and found < number:
-            raise WriteError(f"{self._address} is still at change {found} instead of {number}")
+            raise WriteError(
+                f"{self._address} is still at step {step_of(found)} instead of {step_of(number)}"
+            )
         return False
 
     def _insert(self, source: DataFrame, number: int) -> None:
@@ -133,8 +136,8 @@ class DeltaTargetTable(LoggedTargetTable):
             found = self._store.number()
         if found not in (None, number):
             raise WriteError(
-                f"{self._address} is at change {found}, but this process expected {number}, so "
-                f"another process is writing to it: stop that process"
+                f"{self._address} is at step {step_of(found or 0)}, but this process expected step "
+                f"{step_of(number)}, so another process is writing to it: stop that process"
             )
 
     def _widen(self, columns: StructType) -> None:

@@ -27,6 +27,7 @@ from sfpubsub.spark.tables.logged_target import (
     LoggedTargetTable,
     note_of,
     number_in,
+    step_of,
 )
 
 # For changes, mark rows as deleted and write new ones, instead of rewriting whole files.
@@ -123,7 +124,7 @@ class IcebergTargetTable(LoggedTargetTable):
         copied = number_in(self._store.properties().get(NUMBER)) or 0
         if any((number_in(found.note) or 0) > copied for found in history.in_doubt):
             raise WriteError(
-                f"{self._address} has change {copied} and perhaps a later one, whose process was "
+                f"{self._address} has step {step_of(copied)} and perhaps a later one, which was "
                 f"killed before it recorded that; the snapshots that would tell have expired: "
                 f"create the table again"
             )

@@ -338,6 +338,11 @@ def _number_of(step: int, part: int) -> int:
     return _PARTS * step + part
 
 
+def step_of(number: int) -> int:
+    """Return the step of a change, for messages."""
+    return number // _PARTS
+
+
 def note_of(number: int) -> str:
     """Return the note of a change; each attempt has another one."""
     return json.dumps({NUMBER: number, "attempt": uuid.uuid4().hex})
