@@ -66,10 +66,15 @@ _ROUTES = (
     _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.call),
     _route(r"/services/data/?", GET=rest.versions),
     _route(_VERSION + r"/?", GET=rest.resources),
-    _route(_VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/?", POST=streaming.create),
     _route(
-        _VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/(?P<id>\w+)",
+        _VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/?",
+        GET=describe.basics,
+        POST=streaming.create,
+    ),
+    _route(
+        _VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/(?P<id>(?!describe$)\w+)",
         GET=streaming.read,
+        PATCH=streaming.update,
         DELETE=streaming.delete,
     ),
     _route(
