@@ -5,9 +5,9 @@
     python -m tests.emulator.write_killer DIRECTORY moments COUNT SEED   COUNT random moments
 
 A write is a statement that changes a database, a change of a directory, or half of an uploaded
-file. A life of the emulator is its first start, and then changes of records, published events and a
-Bulk API job. For each kill, this prints a JSON line with its write or moment, and what was broken,
-lost or doubled. Lives run in forked processes, because importing takes longer than a life.
+file. A life of the emulator is its first start with TLS, and then changes of records, published
+events and a Bulk API job. For each kill, this prints a JSON line with its write or moment, and what
+was broken, lost or doubled. Lives run in forked processes, because importing takes longer.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import trustme  # noqa: F401  # otherwise each life would import it
 
 from sfpubsub.emulator.org import seed as seeds
 from sfpubsub.emulator.org.records.job_store import ENDED, Job
@@ -115,7 +117,7 @@ def rows() -> bytes:
 
 def live(directory: Path, told: Callable[[str, str], None]) -> None:
     """Live once; tell each success after it was acknowledged."""
-    emulator = EmulatorServer(directory)
+    emulator = EmulatorServer(directory, tls=True)
     told("started", emulator.access_token)
     user = emulator.accounts.holder("")
     for number in range(4):
@@ -153,7 +155,7 @@ FACTS = {
 def check(directory: Path, told: dict[str, list[str]]) -> list[str]:
     """Start the emulator again, finish what a client would finish, and return what is wrong."""
     problems: list[str] = []
-    with EmulatorServer(directory) as emulator:
+    with EmulatorServer(directory, tls=True) as emulator:
         topics = {topic.name for topic in emulator.bus.topics()}
         known = seeds.load(seeds.DEFAULT_SEED)
         problems += [

@@ -94,7 +94,7 @@ class EmulatorServer:
         http_port: Port for HTTP; 0 picks a free one.
         tls: Whether to serve gRPC and HTTP with TLS; clients then need `ca_file`.
         tls_names: Names and addresses that the certificate covers, in addition to those of this
-            machine and `advertise`.
+            machine and `advertise`. HTTP requests under these names are served.
         advertise: The host announced to clients, if it differs from `host`: for a container, its
             name in the network. If a port is included, as in `localhost:8443`, it is the HTTP port
             that clients use.
@@ -153,6 +153,7 @@ class EmulatorServer:
         self.clock: Clock = clock if clock is not None else Clock()
         self.settings: Settings = settings or Settings.from_mapping(seed.settings if seed else {})
         self._addresses = Addresses(host, advertise)
+        self._names = [*self._addresses.names, *tls_names]
         self._ports = (grpc_port, http_port)
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
@@ -160,8 +161,7 @@ class EmulatorServer:
         self._pool: Workers | None = None
         self._lock_file = claim(self.data_dir)
         try:
-            names = [*self._addresses.names, *tls_names]
-            self._tls: Credentials | None = credentials(self.data_dir, names) if tls else None
+            self._tls: Credentials | None = credentials(self.data_dir, self._names) if tls else None
             self._store = open_store(self.data_dir)
         except BaseException:
             os.close(self._lock_file)
@@ -293,7 +293,12 @@ class EmulatorServer:
         try:
             context = self._tls.context if self._tls else None
             self._http = HttpServer(
-                self._world, self._addresses.host, self._ports[1], context, Pages().routes
+                self._world,
+                self._addresses.host,
+                self._ports[1],
+                self._names,
+                context,
+                Pages().routes,
             )
             self._pool = Workers(self.settings.max_streams + _SPARE_THREADS, "emulator-call")
             # The annotation is too narrow: any executor works, because only `submit` is called.
