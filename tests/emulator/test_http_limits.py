@@ -13,12 +13,14 @@ import logging
 import random
 import socket
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from sfpubsub.emulator.http import listener
 from sfpubsub.emulator.server import EmulatorServer
 
+from .bayeux import Bayeux
 from .support import WAIT_S, until
 from .web import RECORDS, ask
 
@@ -262,19 +264,29 @@ def test_a_slow_client_is_cut_off(emulator, monkeypatch):
     assert ask(emulator, "GET", "/health").status == 200
 
 
-def test_connections_are_bounded(emulator, monkeypatch):
-    """A connection beyond the limit is closed at once.
-
-    Once another connection has closed, a new one is accepted.
+def test_silent_connections_do_not_keep_others_away(emulator, monkeypatch):
+    """With as many connections open as are allowed, a new one is served, and the one closed whose
+    time ends first: neither clients that send nothing nor those that trickle take `/health` away,
+    and a held connect of the Streaming API stays.
     """
-    monkeypatch.setattr(listener, "_CONNECTIONS", 2)
+    monkeypatch.setattr(listener, "_CONNECTIONS", 4)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
-    held = [socket.create_connection(address, timeout=WAIT_S) for _ in range(2)]
-    until(lambda: exchange(emulator, b"GET /health HTTP/1.1\r\n\r\n") == b"")
-    held.pop().close()
-    closing = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
-    until(lambda: b"200" in exchange(emulator, closing)[:20])
-    held.pop().close()
+    client = Bayeux(emulator).ready()
+    client.subscribe("/event/Order_Event__e")
+    with contextlib.ExitStack() as opened, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.read, 1)
+        (session,) = emulator.cometd.sessions._sessions.values()
+        until(lambda: session.pending == 1)
+        silent = [
+            opened.enter_context(socket.create_connection(address, timeout=WAIT_S))
+            for _ in range(8)
+        ]
+        silent[-1].sendall(b"GET /health HTTP/1.1\r\nX: ")
+        for _ in range(10):
+            assert ask(emulator, "GET", "/health").status == 200
+        assert silent[0].recv(1) == b""
+        emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "1"}])
+        assert len(waiting.result(WAIT_S)) == 1
 
 
 def test_plain_client_on_the_tls_port_does_not_block_others(start):

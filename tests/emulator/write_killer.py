@@ -154,24 +154,24 @@ FACTS = {
 
 def check(directory: Path, told: dict[str, list[str]]) -> list[str]:
     """Start the emulator again, finish what a client would finish, and return what is wrong."""
-    problems: list[str] = []
-    with EmulatorServer(directory, tls=True) as emulator:
-        topics = {topic.name for topic in emulator.bus.topics()}
-        known = seeds.load(seeds.DEFAULT_SEED)
-        problems += [
-            f"there is no topic {item[0]}"
-            for item in (*known.topics, *known.channels)
-            if item[0] not in topics
-        ]
-        if emulator.managed.get(MANAGED) is None:
-            problems.append("there is no managed subscription")
-        if told["started"] and not emulator._sessions.knows(told["started"][0]):
-            problems.append("the token is not valid")
-        orders = Counter(item["Order_Number__c"] for item in events_of(emulator, ORDERS))
-        problems += wrong("event", orders, [*SEEDED, *told["order"]])
-        problems += wrong_job(emulator, told)
-        problems += wrong_records(emulator, told)
-        emulator.publish(ORDERS, [{"Order_Number__c": "after"}])
+    emulator = EmulatorServer(directory, tls=True)
+    topics = {topic.name for topic in emulator.bus.topics()}
+    known = seeds.load(seeds.DEFAULT_SEED)
+    problems = [
+        f"there is no topic {item[0]}"
+        for item in (*known.topics, *known.channels)
+        if item[0] not in topics
+    ]
+    if emulator.managed.get(MANAGED) is None:
+        problems.append("there is no managed subscription")
+    if told["started"] and not emulator._sessions.knows(told["started"][0]):
+        problems.append("the token is not valid")
+    orders = Counter(item["Order_Number__c"] for item in events_of(emulator, ORDERS))
+    problems += wrong("event", orders, [*SEEDED, *told["order"]])
+    problems += wrong_job(emulator, told)
+    problems += wrong_records(emulator, told)
+    emulator.publish(ORDERS, [{"Order_Number__c": "after"}])
+    emulator.stop()
     return problems
 
 
