@@ -619,7 +619,9 @@ def test_a_pushtopic_can_be_changed_and_described(emulator):
     one = f"{path}/{rest(emulator, 'POST', path, body).json['id']}"
     assert rest(emulator, "GET", one).json["NotifyForOperations"] == "All"
     changed = {"Query": "SELECT Id, Name FROM Account", "NotifyForOperationUpdate": False}
-    assert rest(emulator, "PATCH", one, {**changed, "IsActive": None}).status == 204
+    attributes = {"type": "PushTopic"}
+    sent = {"attributes": attributes, **changed, "IsActive": None}
+    assert rest(emulator, "PATCH", one, sent).status == 204
     record = rest(emulator, "GET", one).json
     assert (record["Query"], record["IsActive"]) == (changed["Query"], True)
     assert record["NotifyForOperations"] == "Create"

@@ -218,6 +218,7 @@ def _given(call: Call) -> dict[str, Any]:
         RestRefused: A field does not exist or cannot be set, or the query is not valid.
     """
     kind, given = call.parts["object"], body_of(call)
+    given.pop("attributes", None)  # of the JSON form of a record; the URL has the type
     defaults = _DEFAULTS[kind]
     for column in given:
         if column == _OPERATIONS:
