@@ -59,6 +59,7 @@ MAY_IMPORT = {
         "stores",
         "client",
         "config",
+        "durable",
         "spark",
         "emulator",
         "avro",

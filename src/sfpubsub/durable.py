@@ -108,6 +108,18 @@ def make_directory(path: Path, *, mode: int = 0o777) -> None:
         sync(place.parent)
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only its owner can read. It is not flushed to the disk.
+
+    Raises:
+        OSError: The file exists, or could not be written.
+    """
+    with open(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+    ) as file:
+        file.write(text)
+
+
 def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Replace the contents of *path* atomically and durably.
 

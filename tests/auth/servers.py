@@ -61,6 +61,15 @@ class Host:
     requests: list[Request] = field(default_factory=list, repr=False)
 
 
+REMOTE = "org.test"
+"""The name of a host that only `connect_proxy` reaches: no proxy is used for loopback."""
+
+
+def remote(url: str) -> str:
+    """Return a URL or address of loopback with the name `REMOTE`."""
+    return url.replace("127.0.0.1", REMOTE)
+
+
 class Authority:
     """A certificate authority that is created for a test."""
 
@@ -70,11 +79,11 @@ class Authority:
         self._ca.cert_pem.write_to_path(self.ca_file)
 
     def context(self) -> ssl.SSLContext:
-        """Return a server-side TLS context with a new certificate for loopback from this
-        authority.
+        """Return a server-side TLS context with a new certificate for loopback and `REMOTE` from
+        this authority.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._ca.issue_cert("127.0.0.1", "localhost").configure_cert(context)
+        self._ca.issue_cert("127.0.0.1", "localhost", REMOTE).configure_cert(context)
         return context
 
 
@@ -194,7 +203,9 @@ def head_of(connection: socket.socket, at_a_time: int = 1024) -> bytes:
 
 @contextmanager
 def connect_proxy(frozen: threading.Event | None = None) -> Iterator[Proxy]:
-    """Run a CONNECT proxy; while *frozen* is set, it reads data but does not forward it."""
+    """Run a CONNECT proxy, for which every name is this machine; while *frozen* is set, it reads
+    data but does not forward it.
+    """
     proxy = Proxy("")
 
     def talk(client: socket.socket, over: threading.Event) -> None:
@@ -208,8 +219,8 @@ def connect_proxy(frozen: threading.Event | None = None) -> Iterator[Proxy]:
         if method != "CONNECT":
             client.sendall(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n")
             return
-        name, _, port = target.rpartition(":")
-        with socket.create_connection((name, int(port)), SOCKET_TIMEOUT) as other:
+        port = int(target.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), SOCKET_TIMEOUT) as other:
             client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
             back = threading.Thread(target=copy, args=(other, client, over), daemon=True)
             back.start()

@@ -16,6 +16,7 @@ from sfpubsub.auth.http import Bearer, Form, HttpClient
 from sfpubsub.auth.request_limit import RequestLimit
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session, StaticSession
+from sfpubsub.config import network
 from sfpubsub.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -29,7 +30,7 @@ from sfpubsub.errors import (
 )
 
 from ..conftest import PATIENCE
-from .servers import Reply, connect_proxy, https_host
+from .servers import REMOTE, Reply, connect_proxy, https_host, remote
 
 TENANT = "00D000000000001EAA"
 
@@ -196,8 +197,8 @@ def test_requests_go_through_the_proxy(host, http):
     """
     with connect_proxy() as proxy:
         through = HttpClient(ca_file=host.ca_file, proxy=proxy.url, timeout=30.0)
-        assert through.call(Bearer(host.url, "t"), "GET", "/x").status == 200
-        assert proxy.asked == [f"CONNECT 127.0.0.1:{host.port}"]
+        assert through.call(Bearer(remote(host.url), "t"), "GET", "/x").status == 200
+        assert proxy.asked == [f"CONNECT {REMOTE}:{host.port}"]
 
 
 def test_the_proxy_in_the_environment(host, http, monkeypatch):
@@ -207,13 +208,20 @@ def test_the_proxy_in_the_environment(host, http, monkeypatch):
     """
     with connect_proxy() as proxy:
         monkeypatch.setenv("https_proxy", proxy.url)
-        http.call(Bearer(host.url, "t"), "GET", "/x")
+        http.call(Bearer(remote(host.url), "t"), "GET", "/x")
         assert len(proxy.asked) == 1
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
-        http.call(Bearer(host.url, "t"), "GET", "/x")
-        explicit = HttpClient(ca_file=host.ca_file, proxy=proxy.url, timeout=30.0)
-        explicit.call(Bearer(host.url, "t"), "GET", "/x")
-        assert len(proxy.asked) == 1
+    monkeypatch.setenv("no_proxy", f"{REMOTE},10.0.0.0/8")
+    for name in (REMOTE, "10.1.2.3"):
+        assert network.proxies_for(f"https://{name}", proxy.url) == {}
+    assert network.proxies_for("https://other.test", proxy.url) == {"https": proxy.url}
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::1]"])
+def test_no_proxy_is_used_for_loopback(monkeypatch, name):
+    """An address of loopback is reached without a proxy, whatever is configured."""
+    monkeypatch.setenv("https_proxy", "http://proxy:1")
+    assert network.proxies_for(f"https://{name}:1", "http://other:1") == {}
+    assert network.proxy_to(name) == ""
 
 
 def test_a_proxy_with_a_password(host):
@@ -222,7 +230,8 @@ def test_a_proxy_with_a_password(host):
     """
     with connect_proxy() as proxy:
         url = proxy.url.replace("http://", "http://me:hush@")
-        HttpClient(ca_file=host.ca_file, proxy=url).call(Bearer(host.url, "t"), "GET", "/x")
+        http = HttpClient(ca_file=host.ca_file, proxy=url)
+        http.call(Bearer(remote(host.url), "t"), "GET", "/x")
         assert len(proxy.credentials) == 1
     assert "Proxy-Authorization" not in host.requests[0].headers
     with pytest.raises(TypeError, match="cannot be pickled"):
@@ -245,7 +254,7 @@ def test_an_unreachable_proxy(host):
     """The error is retryable, names the setting and doesn't contain the proxy's password."""
     http = HttpClient(ca_file=host.ca_file, proxy="http://me:hush@127.0.0.1:9", timeout=30.0)
     with pytest.raises(StreamUnavailableError, match="SFPUBSUB_PROXY") as caught:
-        http.call(Bearer(host.url, "t"), "GET", "/x")
+        http.call(Bearer(remote(host.url), "t"), "GET", "/x")
     assert caught.value.retryable
     assert "hush" not in str(caught.value)
 

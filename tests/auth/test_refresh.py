@@ -19,6 +19,7 @@ from sfpubsub.auth import token_file
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import RefreshToken, session_provider
 from sfpubsub.auth.session import CurrentSession
+from sfpubsub.auth.token_file import exclusive_lock
 from sfpubsub.cli.main import run
 from sfpubsub.config import Settings
 from sfpubsub.errors import (
@@ -141,6 +142,22 @@ def test_only_its_owner_can_read_the_file(host, file):
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     assert {stat.S_IMODE(one.stat().st_mode) for one in file.parent.iterdir()} == {0o600}
     assert stored(file)["refresh_token"] == "token-1"
+
+
+def test_an_existing_state_directory_becomes_private(host, tmp_path, monkeypatch):
+    """The user's state directory is for its owner only, also if it existed with other rights. A
+    directory that the user chose for a token file, or that all users share, is left as it is.
+    """
+    monkeypatch.setenv("SFPUBSUB_STATE_DIR", str(tmp_path / "state"))
+    for mode, after in ((0o755, 0o700), (0o1777, 0o1777)):
+        (tmp_path / "state").mkdir(exist_ok=True)
+        (tmp_path / "state").chmod(mode)
+        with exclusive_lock(tmp_path / "state" / "lock", "it", timeout=1):
+            assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == after
+    (tmp_path / "chosen").mkdir()
+    (tmp_path / "chosen").chmod(0o755)
+    login(host, tmp_path / "chosen" / "token.json").get_session(None)
+    assert stat.S_IMODE((tmp_path / "chosen").stat().st_mode) == 0o755
 
 
 def test_the_default_file_belongs_to_the_configured_token(host, state):

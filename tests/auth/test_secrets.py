@@ -33,7 +33,7 @@ from sfpubsub.config.settings import SECRETS
 from sfpubsub.emulator.faults import Fault
 from sfpubsub.errors import ConfigurationError, SfPubSubError
 
-from .servers import Reply, Request, connect_proxy, https_host, raw_host
+from .servers import REMOTE, Reply, Request, connect_proxy, https_host, raw_host
 
 # The planted secrets: each contains the word "planted", which occurs nowhere else.
 CLIENT_SECRET = "planted-client-secret-4711"
@@ -312,7 +312,7 @@ def test_a_command_shows_no_secret(run_emulator, monkeypatch, capfd, tmp_path):
     """A command with ``-vv``, successful or not, prints no secret, not even its proxy's
     password.
     """
-    emulator = run_emulator(tls=True)
+    emulator = run_emulator(tls=True, advertise=REMOTE)
     emulator.accounts.put_user("u", PASSWORD)
     emulator.accounts.put_app("key", CLIENT_SECRET, run_as="u", refresh_token=REFRESH_TOKEN)
     with connect_proxy() as proxy:

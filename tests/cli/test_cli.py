@@ -100,6 +100,20 @@ def test_subscribe_resumes_from_a_printed_replay_id(emulator, capsys):
     assert all(isinstance(line["payload"], str) for line in lines)
 
 
+def test_secrets_are_no_options(capsys):
+    """A proxy with a password, and the token of an emulator, are refused on the command line, and
+    not repeated.
+    """
+    for command, named in (
+        (["topic", TOPIC, "--proxy", "http://me:hush@proxy:1"], "SFPUBSUB_PROXY"),
+        (["emulator", "topics", "--token", "hush"], "--token"),
+    ):
+        assert run(command) == 2
+        error = capsys.readouterr().err
+        assert named in error
+        assert "hush" not in error
+
+
 def test_a_replay_store_lets_a_topic_resume(emulator, tmp_path, capsys):
     """A second run with the same ``--replay-store`` resumes from the stored position, and ignores
     ``--replay``.

@@ -23,7 +23,7 @@ from sfpubsub.config import Settings
 from sfpubsub.emulator.faults import Fault
 from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
 
-from ..auth.servers import Authority, Reply, connect_proxy, https_host, raw_host
+from ..auth.servers import REMOTE, Authority, Reply, connect_proxy, https_host, raw_host
 from ..client.test_managed import NAME, TOPIC
 from .test_cli import point_at
 
@@ -500,11 +500,11 @@ def test_connections_go_through_the_proxy(tmp_path, monkeypatch):
     authority = Authority(tmp_path)
     with connect_proxy() as proxy, https_host(lambda _: Reply(), authority) as host:
         named = proxy.url.replace("http://", "http://user:pass%21@")
-        settings = Settings(endpoint=f"localhost:{host.port}", proxy=named)
+        settings = Settings(endpoint=f"{REMOTE}:{host.port}", proxy=named)
         way = probes.route_to(settings)
         assert "certificate for" in probes.handshake(way, host.ca_file)
         (asked,), (credentials,) = proxy.asked, proxy.credentials
-        assert f"CONNECT localhost:{host.port}" in asked
+        assert f"CONNECT {REMOTE}:{host.port}" in asked
         assert "Basic dXNlcjpwYXNzIQ==" in credentials
         with pytest.raises(probes.ProbeError, match="the proxy responded with nothing"):
             probes.connect(way._replace(port=1))

@@ -528,6 +528,17 @@ def test_put_flushes_files_before_renaming_and_the_directory_last(
     assert log == ["dir"]
 
 
+def test_only_its_owner_can_read_an_entry(quarantine):
+    """The files with payloads are for their owner only, whatever the umask."""
+    before = os.umask(0)
+    try:
+        quarantine.put([entry()])
+    finally:
+        os.umask(before)
+    (file,) = quarantine.directory.glob("*.json")
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_temporary_files_of_dead_processes_are_removed(quarantine: FileQuarantine):
     """Old temporary files are removed.
 

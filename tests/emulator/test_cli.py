@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from sfpubsub import PubSubClient, TopicNotFoundError
 from sfpubsub.cli.emulator import emulator as command
 from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 from .support import ORDERS
 
@@ -72,8 +73,68 @@ def test_advertised_names_and_the_ready_file(spawn, tmp_path):
         ):
             pass
     process.popen.send_signal(signal.SIGTERM)
-    assert process.result() == (0, "", "")
+    code, out, err = process.result()
+    assert (code, out) == (0, "")
+    # Other machines can reach this emulator, and sign in with what the documentation says.
+    assert err.startswith("warning: the emulator listens on 0.0.0.0, and anyone who reaches it")
+    assert "default credentials" in err
     assert list(tmp_path.glob("ready*")) == []
+
+
+def test_own_credentials_need_no_warning(spawn, tmp_path):
+    """With a seed without the default app, an emulator on all interfaces prints no warning."""
+    (tmp_path / "seed.toml").write_text(APPS)
+    process = spawn("--host", "0.0.0.0", "--seed", str(tmp_path / "seed.toml")).wait_ready()
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.result() == (0, "", "")
+
+
+def test_files_with_secrets_are_private(spawn, tmp_path):
+    """Only the owner can use the data directory and its files, also if they existed before with
+    other rights, and whatever the umask.
+    """
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    for name in ("bus.sqlite3", "blocks.sqlite3"):
+        (data / name).touch(mode=0o644)
+    before = os.umask(0)
+    try:
+        process = spawn("--tls").wait_ready()
+    finally:
+        os.umask(before)
+    process.client().call("GetTopic", pb.TopicRequest(topic_name=ORDERS))
+    modes = {path.name: path.stat().st_mode & 0o777 for path in data.iterdir()}
+    assert data.stat().st_mode & 0o777 == 0o700
+    assert {name for name, mode in modes.items() if mode & 0o077} <= {"ca.pem"}
+    assert {"bus.sqlite3-wal", "blocks.sqlite3-wal", "client.toml", "ca-key.pem"} <= set(modes)
+
+
+def test_a_directory_of_all_users_is_refused(spawn, tmp_path):
+    """A data directory that all users share, such as /tmp, is refused and not changed."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    code, _, err = spawn(data_dir=shared).result()
+    assert code == 1
+    assert "shared by all users" in err
+    assert shared.stat().st_mode & 0o7777 == 0o1777
+
+
+def test_the_ready_file_follows_no_link(spawn, tmp_path):
+    """Links that another user has put where the ready line is written are replaced, never written
+    through.
+    """
+    target = tmp_path / "target"
+    target.write_text("mine")
+    file = tmp_path / "ready.json"
+    file.symlink_to(target)
+    process = spawn("--ready-file", str(file))
+    for name in ("ready.json", "client.toml"):
+        (tmp_path / f"{name}.{process.popen.pid}").symlink_to(target)
+    process.wait_ready()
+    assert not file.is_symlink()
+    assert json.loads(file.read_text()) == process.ready
+    assert target.read_text() == "mine"
 
 
 APPS = """
@@ -93,6 +154,9 @@ run_as = "me@example.com"
         ([], None, "client-credentials"),
         (["--tls"], None, "client-credentials"),
         ([], APPS, "token"),
+        # A name of another machine, which the client must be allowed to reach in plaintext.
+        (["--advertise", socket.gethostname()], None, "client-credentials"),
+        (["--advertise", socket.gethostname()], APPS, "token"),
     ],
 )
 def test_a_client_connects_with_the_settings_file_alone(

@@ -17,7 +17,7 @@ from sfpubsub.emulator.server import EmulatorServer
 
 from .bayeux import ALL, NEW, Bayeux, ids, records
 from .support import until
-from .web import rest
+from .web import ask, rest
 
 TOPIC, GENERIC = "/topic/Accounts", "/u/News"
 DAY = 24 * 3600.0
@@ -388,8 +388,6 @@ def test_a_large_request_is_rejected(client):
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]"])
 def test_an_invalid_body_is_answered_with_an_html_page(emulator, body):
     """A body that is not a Bayeux message is answered with status 400 and an HTML page."""
-    from .web import ask
-
     reply = ask(emulator, "POST", "/cometd/67.0", body)
     assert reply.status == 400
     assert reply.text.startswith("<html>")
@@ -511,3 +509,140 @@ def test_the_admin_endpoint_publishes_streaming_events(emulator):
         assert rest(emulator, "POST", "/admin/streaming", wrong).status == 400
     with pytest.raises(EmulatorProblem):
         emulator.publish_streaming("/data/X", [{}])
+
+
+# What other clients need.
+
+
+def test_a_rare_match_is_found_in_one_response(start):
+    """A filtered subscription finds a retained event behind many others at once: the connect
+    message is not held while such an event is retained.
+    """
+    emulator, _ = start(settings=Settings(streaming_timeout_s=60.0, streaming_reply_events=2))
+    (wanted,) = emulator.publish_streaming(TOPIC, records(*"abcdefgh", "wanted"))[-1:]
+    client = Bayeux(emulator).ready()
+    client.ask("subscribe", subscription=f"{TOPIC}?Name='wanted'", ext={"replay": {TOPIC: ALL}})
+    begun = time.monotonic()
+    assert ids(client.read(1)) == [wanted]
+    assert time.monotonic() - begun < 30
+
+
+def test_events_of_a_filtered_subscription_name_the_filter(client, emulator):
+    """An event arrives under the channel as it was subscribed to, with its filter. A subscription
+    with a filter, and one without, are two.
+    """
+    filtered = f"{TOPIC}?Name='a'"
+    for name in (filtered, TOPIC):
+        assert client.subscribe(name)["successful"]
+    emulator.publish_streaming(TOPIC, records("a"))
+    assert {event["channel"] for event in client.read(2)} == {TOPIC, filtered}
+    client.ask("unsubscribe", subscription=filtered)
+    emulator.publish_streaming(TOPIC, records("a"))
+    assert [event["channel"] for event in client.read(1)] == [TOPIC]
+
+
+def test_a_text_difference_is_marked_as_one(emulator):
+    """A change event that contains the difference of a long text sends it under the key `diff`."""
+    client = Bayeux(emulator).ready()
+    schema = emulator.bus.schema(emulator.bus.topic("/data/AccountChangeEvent").schema_id)
+    names = [field["name"] for field in json.loads(schema.text)["fields"]]
+    bit = f"0x{1 << names.index('Phone'):X}"
+    header = {"changeType": "UPDATE", "recordIds": ["001"], "diffFields": [bit]}
+    client.subscribe("/data/AccountChangeEvent")
+    event = {"ChangeEventHeader": header, "Phone": "--- \n+++ x\n", "Fax": "1"}
+    emulator.publish("/data/AccountChangeEvent", [event])
+    payload = client.read(1)[0]["data"]["payload"]
+    assert (payload["Phone"], payload["Fax"]) == ({"diff": "--- \n+++ x\n"}, "1")
+    assert payload["ChangeEventHeader"]["diffFields"] == ["Phone"]
+
+
+def test_expired_sessions_are_no_streams(start):
+    """A session that has expired is not counted among the streams of its topics any more."""
+    clock = ManualClock()
+    emulator, _ = start(clock=clock)
+
+    def streams():
+        return rest(emulator, "GET", "/health").json["topics"]["/event/Order_Event__e"]["streams"]
+
+    client = Bayeux(emulator).ready()
+    client.subscribe("/event/Order_Event__e")
+    assert streams() == 1
+    clock.jump(41.0)
+    assert streams() == 0
+    Bayeux(emulator).ready()
+    assert len(emulator.cometd.sessions._sessions) == 1
+
+
+def test_a_replay_map_must_name_the_channel(client):
+    """A replay map without the channel of the subscription is refused in the service's words; a
+    map with other channels too, or an empty one, is accepted.
+    """
+    other = {"replay": {"/topic/Other": -2, "/u/x": 5}}
+    (refused,) = client.ask("subscribe", subscription=TOPIC, ext=other)
+    text = "{/topic/Accounts} wasn't found using the provided replay ID map"
+    assert text in error(refused)
+    assert "{/topic/Other=-2, /u/x=5}" in error(refused)
+    filtered = f"{TOPIC}?Name='a'"
+    (refused,) = client.ask("subscribe", subscription=filtered, ext={"replay": {filtered: -2}})
+    assert text in error(refused)
+    for accepted in ({}, {TOPIC: -2, "/u/x": 5}):
+        reply = client.ask("subscribe", subscription=TOPIC, ext={"replay": accepted})[0]
+        assert reply["successful"]
+
+
+def test_a_session_id_without_a_scheme_is_a_token(emulator):
+    """The Streaming API accepts a bare session id as the Authorization header, which is what
+    Salesforce's EMP-Connector sends; the REST API does not.
+    """
+    bare = {"Authorization": emulator.access_token, "Content-Type": "application/json"}
+    message = {"channel": "/meta/handshake", "supportedConnectionTypes": ["long-polling"]}
+    shake = ask(emulator, "POST", "/cometd/67.0", json.dumps([message]).encode(), bare)
+    assert shake.json[0]["successful"]
+    cookie = {"Cookie": shake.headers["Set-Cookie"].partition(";")[0]}
+    message = {
+        "channel": "/meta/connect",
+        "connectionType": "long-polling",
+        "clientId": shake.json[0]["clientId"],
+    }
+    body = json.dumps([message]).encode()
+    assert ask(emulator, "POST", "/cometd/67.0", body, {**bare, **cookie}).json[0]["successful"]
+    assert ask(emulator, "GET", f"{DATA}/limits", None, bare).code[1] == "INVALID_SESSION_ID"
+
+
+def test_a_pushtopic_can_be_changed_and_described(emulator):
+    """A PushTopic can be changed over REST, as Camel does: the new query applies to later changes.
+    `NotifyForOperations` tells what the other fields say, and cannot be set. Both objects of the
+    Streaming API have a describe.
+    """
+    path = f"{DATA}/sobjects/PushTopic"
+    body = {"Name": "Accounts", "Query": "SELECT Id FROM Lead", "ApiVersion": 67.0}
+    one = f"{path}/{rest(emulator, 'POST', path, body).json['id']}"
+    assert rest(emulator, "GET", one).json["NotifyForOperations"] == "All"
+    changed = {"Query": "SELECT Id, Name FROM Account", "NotifyForOperationUpdate": False}
+    attributes = {"type": "PushTopic"}
+    sent = {"attributes": attributes, **changed, "IsActive": None}
+    assert rest(emulator, "PATCH", one, sent).status == 204
+    record = rest(emulator, "GET", one).json
+    assert (record["Query"], record["IsActive"]) == (changed["Query"], True)
+    assert record["NotifyForOperations"] == "Create"
+    query = "SELECT+NotifyForOperations+FROM+PushTopic+WHERE+Name='Accounts'"
+    (row,) = rest(emulator, "GET", f"{DATA}/query?q={query}").json["records"]
+    assert row["NotifyForOperations"] == "Create"
+    client = Bayeux(emulator).ready()
+    client.subscribe("/topic/Accounts")
+    rest(emulator, "POST", f"{DATA}/sobjects/Account", {"Name": "x"})
+    assert client.read(1)[0]["data"]["sobject"]["Name"] == "x"
+    for wrong, code in (
+        ({"NotifyForOperations": "All"}, "INVALID_FIELD_FOR_INSERT_UPDATE"),
+        ({"Query": "UPDATE"}, "INVALID_FIELD"),
+        ({"Name": "Other"}, "INVALID_FIELD"),
+        ({"Colour": 1}, "INVALID_FIELD"),
+    ):
+        assert rest(emulator, "PATCH", one, wrong).code == (400, code)
+    rest(emulator, "PATCH", one, {"NotifyForOperationCreate": False})
+    assert rest(emulator, "GET", one).json["NotifyForOperations"] == "Extended"
+    for name in ("PushTopic", "StreamingChannel"):
+        shown = rest(emulator, "GET", f"{DATA}/sobjects/{name}/describe").json
+        assert shown["name"] == name
+        assert {"Id", "Name", "Description"} <= {field["name"] for field in shown["fields"]}
+        assert rest(emulator, "GET", f"{DATA}/sobjects/{name}").json["objectDescribe"]

@@ -19,7 +19,7 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 
 from ..streaming.test_foreign import CACHE, fetch_packages, needs_java, needs_node, node_packages
-from .support import ORDERS, Client
+from .support import ORDERS, Client, until
 
 pytestmark = pytest.mark.foreign
 
@@ -81,26 +81,55 @@ def test_jsforce(emulator):
     assert isinstance(seen["afterLogout"], str)
 
 
-@needs_java
-def test_camel(tmp_path):
-    """Camel's Salesforce component signs in, subscribes and publishes over TLS with the emulator's
-    CA in its truststore, as docs/how-to/emulator-clients.md describes."""
+def camel(emulator: EmulatorServer, directory: Path) -> list[str]:
+    """Return the command that runs a Camel program, with a truststore that has the emulator's
+    authority, as docs/how-to/emulator-clients.md describes.
+    """
     copy = ["dependency:copy-dependencies", "-DoutputDirectory=lib"]
     home = fetch_packages(
         "camel.xml", "mvn", "-q", "-B", "-f", "camel.xml", *copy, of=HERE / "foreign"
     )
-    trust = {"trustStore": str(tmp_path / "trust.jks"), "trustStorePassword": "changeit"}
+    trust = {"trustStore": str(directory / "trust.jks"), "trustStorePassword": "changeit"}
+    store = ["-keystore", trust["trustStore"], "-storepass", trust["trustStorePassword"]]
+    ca = ["-alias", "emulator", "-file", str(emulator.ca_file)]
+    run("keytool", "-importcert", "-noprompt", *ca, *store)
+    options = [f"-Djavax.net.ssl.{name}={value}" for name, value in trust.items()]
+    return ["java", *options, "-cp", f"{home / 'lib'}/*"]
+
+
+@needs_java
+def test_camel(tmp_path):
+    """Camel's Salesforce component signs in, subscribes and publishes over TLS."""
     with EmulatorServer(tmp_path / "data", tls=True) as emulator:
         emulator.publish(ORDERS, [{"Order_Number__c": number} for number in ("1", "2")])
-        store = ["-keystore", trust["trustStore"], "-storepass", trust["trustStorePassword"]]
-        ca = ["-alias", "emulator", "-file", str(emulator.ca_file)]
-        run("keytool", "-importcert", "-noprompt", *ca, *store)
-        options = [f"-Djavax.net.ssl.{name}={value}" for name, value in trust.items()]
         program = str(HERE / "foreign" / "CamelClient.java")
         where = [emulator.grpc_target, emulator.http_url]
-        lines = run("java", *options, "-cp", f"{home / 'lib'}/*", program, *where)
+        lines = run(*camel(emulator, tmp_path), program, *where)
     received = [json.loads(line)["Order_Number__c"] for line in lines.splitlines()]
     assert received == ["1", "2", "from Camel"]
+
+
+@needs_java
+def test_camel_with_a_query(tmp_path):
+    """Camel's route with a query creates the PushTopic, or changes its query, and receives the
+    event of a new record.
+    """
+    program = str(HERE / "foreign" / "CamelStreaming.java")
+    with EmulatorServer(tmp_path / "data", tls=True) as emulator:
+        command = camel(emulator, tmp_path)
+        user = emulator.accounts.holder("")
+        for fields in ("Id", "Id, Name"):
+            query = f"SELECT {fields} FROM Account"
+            with subprocess.Popen(
+                [*command, program, emulator.http_url, query], stdout=subprocess.PIPE, text=True
+            ) as process:
+                assert process.stdout is not None
+                assert json.loads(process.stdout.readline()) == {"subscribed": True}
+                until(lambda: emulator.bus.bells.count("cometd:/topic/CamelTopic") == 1)
+                made = emulator.records.create("Account", {"Name": "x"}, user, "")
+                row = json.loads(process.stdout.readline())
+            assert process.returncode == 0
+            assert row == ({"Id": made} if fields == "Id" else {"Id": made, "Name": "x"})
 
 
 @pytest.mark.skipif(not shutil.which("go"), reason="go is not installed")

@@ -13,12 +13,14 @@ import logging
 import random
 import socket
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from sfpubsub.emulator.http import listener
 from sfpubsub.emulator.server import EmulatorServer
 
+from .bayeux import Bayeux
 from .support import WAIT_S, until
 from .web import RECORDS, ask
 
@@ -262,19 +264,29 @@ def test_a_slow_client_is_cut_off(emulator, monkeypatch):
     assert ask(emulator, "GET", "/health").status == 200
 
 
-def test_connections_are_bounded(emulator, monkeypatch):
-    """A connection beyond the limit is closed at once.
-
-    Once another connection has closed, a new one is accepted.
+def test_silent_connections_do_not_keep_others_away(emulator, monkeypatch):
+    """With as many connections open as are allowed, a new one is served, and the one closed whose
+    time ends first: neither clients that send nothing nor those that trickle take `/health` away,
+    and a held connect of the Streaming API stays.
     """
-    monkeypatch.setattr(listener, "_CONNECTIONS", 2)
+    monkeypatch.setattr(listener, "_CONNECTIONS", 4)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
-    held = [socket.create_connection(address, timeout=WAIT_S) for _ in range(2)]
-    until(lambda: exchange(emulator, b"GET /health HTTP/1.1\r\n\r\n") == b"")
-    held.pop().close()
-    closing = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
-    until(lambda: b"200" in exchange(emulator, closing)[:20])
-    held.pop().close()
+    client = Bayeux(emulator).ready()
+    client.subscribe("/event/Order_Event__e")
+    with contextlib.ExitStack() as opened, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.read, 1)
+        (session,) = emulator.cometd.sessions._sessions.values()
+        until(lambda: session.pending == 1)
+        silent = [
+            opened.enter_context(socket.create_connection(address, timeout=WAIT_S))
+            for _ in range(8)
+        ]
+        silent[-1].sendall(b"GET /health HTTP/1.1\r\nX: ")
+        for _ in range(10):
+            assert ask(emulator, "GET", "/health").status == 200
+        assert silent[0].recv(1) == b""
+        emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "1"}])
+        assert len(waiting.result(WAIT_S)) == 1
 
 
 def test_plain_client_on_the_tls_port_does_not_block_others(start):
@@ -307,3 +319,59 @@ def test_oversized_body_is_rejected_over_tls(start):
         connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 300000\r\n\r\n")
         connection.sendall(b"x" * 300_000)
         assert b" 413 " in connection.recv(4096)
+
+
+def test_a_silent_connection_leaves_no_traceback(emulator, monkeypatch, caplog):
+    """A connection on which nothing arrives, as browsers open them in reserve, is closed after a
+    time, without an error in the log.
+    """
+    monkeypatch.setattr(listener, "_SILENCE_S", 0.1)
+    with caplog.at_level(logging.DEBUG, "sfpubsub.emulator"):
+        assert exchange(emulator) == b""
+        assert ask(emulator, "GET", "/health").status == 200
+    assert [item for item in caplog.records if item.levelno > logging.DEBUG] == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/admin/faults", "/services/oauth2/token", "/services/data", "/cometd/67.0"]
+)
+def test_dns_rebinding_is_refused_on_every_path(shared, path):
+    """A request whose Host header is the name of a foreign site is refused, so that a page of that
+    site cannot sign in with the default credentials after DNS rebinding.
+    """
+    method = "GET" if path in ("/health", "/services/data") else "POST"
+    body = b"" if method == "POST" else None
+    for name in ("evil.example.com", "127.0.0.1.example.com"):
+        reply = ask(shared, method, path, body, {"Host": name})
+        assert reply.status == 421
+        check_shape(path, reply.status, reply.headers["Content-Type"], reply.text)
+    assert ask(shared, method, path, body, {"Host": "localhost"}).status != 421
+
+
+def test_names_of_the_emulator_are_served(start):
+    """A request under a name that was given to the emulator is served."""
+    emulator, _ = start(advertise="salesforce.test", tls_names=["Other.test"], host="0.0.0.0")
+    port = int(emulator.http_url.rpartition(":")[2])
+    for name, status in (("salesforce.test", 200), ("other.test:1", 200), ("third.test", 421)):
+        part = f"GET /health HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as connection:
+            connection.sendall(part.encode())
+            assert f" {status} ".encode() in connection.recv(4096)
+
+
+def test_a_large_body_is_read_only_after_sign_in(shared):
+    """A request that announces a large body is refused before the body arrives, unless its token is
+    valid.
+    """
+    head = (
+        "POST /services/data/v67.0/composite/sobjects HTTP/1.1\r\nAuthorization: Bearer {}\r\n"
+        f"Content-Type: {JSON}\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\n"
+    )
+    for token in ("", "x"):
+        answer = exchange(shared, head.format(token).encode())
+        assert b" 401 " in answer.partition(b"\r\n")[0]
+        assert b"INVALID_SESSION_ID" in answer
+    body = json.dumps({"records": []}).encode().ljust(1_000_000)
+    answer = exchange(shared, head.format(shared.access_token).encode(), body)
+    assert b" 401 " not in answer.partition(b"\r\n")[0]
+    assert b"HTTP/1.1" in answer

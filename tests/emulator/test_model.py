@@ -14,6 +14,7 @@ from sfpubsub.emulator.org.clock import Clock, ManualClock
 from sfpubsub.emulator.org.replay_ids import ReplayIds
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.settings import REPLAY_ID_LENGTHS, Settings
+from sfpubsub.emulator.org.store import Store
 from sfpubsub.emulator.org.tally import Count
 
 from .support import ACCOUNTS, CHANGES, ORDERS
@@ -199,3 +200,28 @@ def test_publishing_from_many_threads(emulator):
         thread.join(10)
     assert len({r.replay_id for r in results}) == 200
     assert emulator.bus.tip() == 200
+
+
+def test_a_transaction_inside_another_is_undone_alone_and_kept_together(tmp_path):
+    """An exception in a transaction undoes what it contains, not the transaction around it; what
+    both contain is committed together, or not at all.
+    """
+    store = Store(tmp_path / "bus.sqlite3")
+
+    def keys():
+        return [row[0] for row in store.rows("SELECT key FROM meta WHERE key < 'b' ORDER BY key")]
+
+    with store.transaction():
+        store.set_meta("a1", "")
+        with contextlib.suppress(KeyError), store.transaction():
+            store.set_meta("a2", "")
+            raise KeyError
+        with store.transaction():
+            store.set_meta("a3", "")
+    assert keys() == ["a1", "a3"]
+    with contextlib.suppress(KeyError), store.transaction():
+        with store.transaction():
+            store.set_meta("a4", "")
+        raise KeyError
+    assert keys() == ["a1", "a3"]
+    store.close()

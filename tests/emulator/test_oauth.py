@@ -17,6 +17,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from sfpubsub.emulator.addresses import Addresses
 from sfpubsub.emulator.org.accounts import user_id
 from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.problems import EmulatorProblem
@@ -224,6 +225,12 @@ def test_refresh_without_the_client_secret(shared):
         ({"exp": [1]}, BAD_ASSERTION),
         ({"exp": 10**400}, BAD_ASSERTION),
         ({"exp": lambda: int(time.time()) + 86_400}, BAD_ASSERTION),
+        # The official CLI sends milliseconds.
+        ({"exp": lambda: int(time.time() + 300) * 1000}, None),
+        (
+            {"exp": lambda: int(time.time() - 300) * 1000},
+            (400, INVALID_GRANT, "expired authorization code"),
+        ),
         ({"iss": "nobody"}, NO_APP),
         ({"iss": None}, NO_APP),
         ({"iss": "\ud800"}, NO_APP),
@@ -238,6 +245,32 @@ def test_assertion_claims(shared, key, changes, expected):
     fields = {"grant_type": JWT_BEARER, "assertion": assertion(shared, key, **changes)}
     reply = form(shared, "/services/oauth2/token", fields)
     assert reply.status == 200 if expected is None else reply.error == expected
+
+
+def test_an_announced_default_port_is_left_out_of_the_url(start):
+    """With the scheme's own port in `advertise`, the URL has no port, as in the audience of a JWT
+    that a client writes for it.
+    """
+    emulator, _ = start(tls=True, advertise="salesforce.test:443")
+    assert emulator.http_url == "https://salesforce.test"
+    other = Addresses("127.0.0.1", "salesforce.test:443")
+    assert other.http_url(1, tls=False) == "http://salesforce.test:443"
+    assert Addresses("::1", None).http_url(80, tls=False) == "http://[::1]"
+
+
+def test_a_user_is_a_record(shared):
+    """A user can be read as a record, by the id in the response to a sign-in, as the official CLI
+    does; other ids and fields are refused.
+    """
+    user = token(shared).json["id"].rpartition("/")[2]
+    path = "/services/data/v67.0/sobjects/User"
+    assert rest(shared, "GET", f"{path}/{user}").json["Username"] == USER["username"]
+    assert rest(shared, "GET", f"{path}/{user[:15]}").json["Id"] == user
+    named = rest(shared, "GET", f"{path}/{user}?fields=Username").json
+    assert set(named) == {"attributes", "Username"}
+    assert rest(shared, "GET", f"{path}/{user}?fields=Colour").code == (400, "INVALID_FIELD")
+    assert rest(shared, "GET", f"{path}/005SB0000000099").code == (404, "NOT_FOUND")
+    assert rest(shared, "GET", f"{path}/{user}", access_token="").status == 401
 
 
 def test_assertion_signature(shared, key):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html.parser
 import http.client
 import json
@@ -130,6 +131,24 @@ def test_addresses_and_localhost_are_served(served, host):
     The port may differ from the server's, for example behind a tunnel.
     """
     assert get(served[1], "/health", host=host)[0].status == 200
+
+
+def test_trickling_connections_do_not_take_the_health_away(served):
+    """While many clients hold a connection open and send a request byte by byte, others are still
+    answered: the oldest connection ends.
+    """
+    _, url = served
+    host, port = url.removeprefix("http://").rstrip("/").split(":")
+    with contextlib.ExitStack() as opened:
+        slow = [
+            opened.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE))
+            for _ in range(64)
+        ]
+        for each in slow[-16:]:
+            each.sendall(b"GET /health HTTP/1.1\r\nX: ")
+        for _ in range(20):
+            assert get(url, "/health")[0].status in (200, 503)
+        assert slow[0].recv(1) == b""
 
 
 def test_markup_in_names_is_escaped_on_the_page(served):

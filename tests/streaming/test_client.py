@@ -35,7 +35,7 @@ from sfpubsub.streaming import AsyncStreamingClient, PushTopics, StreamingClient
 from sfpubsub.streaming.positions import as_number
 from sfpubsub.tooling.pushtopics import rows_of
 
-from ..auth.servers import connect_proxy
+from ..auth.servers import REMOTE, connect_proxy
 from ..cli.test_cli import point_at
 from ..client.test_faces import asyncio_name, callables, members, parameters
 from ..conftest import PATIENCE, told_during_a_wait, until
@@ -513,7 +513,7 @@ def test_requests_go_through_the_configured_proxy(face, run_emulator, monkeypatc
     for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    emulator = run_emulator(tls=True)
+    emulator = run_emulator(tls=True, advertise=REMOTE)
     found = emulator.publish_streaming(TOPIC, numbered(1))
     with connect_proxy() as proxy:
         client = face(

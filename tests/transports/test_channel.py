@@ -19,7 +19,7 @@ from sfpubsub.transports.channel import GrpcTransport, open_channel
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 from sfpubsub_grpc import pubsub_api_pb2_grpc
 
-from ..auth.servers import connect_proxy
+from ..auth.servers import REMOTE, connect_proxy
 from ..conftest import PATIENCE, QUICK
 
 TOPIC = "/event/Order_Event__e"
@@ -189,7 +189,7 @@ def test_calls_go_through_the_proxy(run_emulator, connect):
 
     The proxy sees only a host and a port.
     """
-    emulator = run_emulator(tls=True)
+    emulator = run_emulator(tls=True, advertise=REMOTE)
     with connect_proxy() as proxy:
         client = connect(emulator, insecure="", ca_file=str(emulator.ca_file), proxy=proxy.url)
         assert client.get_topic(TOPIC).can_subscribe
@@ -199,7 +199,7 @@ def test_calls_go_through_the_proxy(run_emulator, connect):
 
 def test_the_proxys_credentials_are_sent_to_it(run_emulator, connect):
     """The user name and password in the proxy's URL are sent to the proxy."""
-    emulator = run_emulator(tls=True)
+    emulator = run_emulator(tls=True, advertise=REMOTE)
     with connect_proxy() as proxy:
         url = proxy.url.replace("http://", "http://me:hush@")
         client = connect(emulator, insecure="", ca_file=str(emulator.ca_file), proxy=url)
@@ -215,7 +215,7 @@ def test_the_proxy_variable_is_used_and_no_proxy_overrides_it(
     """https_proxy is used if no proxy is configured; a host in no_proxy bypasses even a configured
     proxy.
     """
-    emulator = run_emulator(tls=True)
+    emulator = run_emulator(tls=True, advertise=REMOTE)
     options = {"insecure": "", "ca_file": str(emulator.ca_file)}
     with connect_proxy() as proxy:
         monkeypatch.setenv(name, proxy.url)
@@ -224,11 +224,23 @@ def test_the_proxy_variable_is_used_and_no_proxy_overrides_it(
         assert proxy.asked
         client.close()
         proxy.asked.clear()
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
-        # gRPC shares connections between equal channels, but this one has no proxy.
-        local = connect(emulator, proxy=proxy.url, **options)
-        assert local.get_topic(TOPIC).can_subscribe
+        monkeypatch.setenv("no_proxy", REMOTE)
+        # gRPC shares connections between equal channels, but this one has no proxy, and only the
+        # proxy knows the name.
+        alone = connect(emulator, proxy=proxy.url, **options)
+        with pytest.raises(StreamUnavailableError):
+            alone.connect(0.5)
         assert proxy.asked == []
+
+
+def test_calls_to_loopback_go_through_no_proxy(run_emulator, connect):
+    """Calls to loopback bypass a configured proxy with TLS, too."""
+    emulator = run_emulator(tls=True)
+    with connect_proxy() as proxy:
+        client = connect(emulator, insecure="", ca_file=str(emulator.ca_file), proxy=proxy.url)
+        assert client.get_topic(TOPIC).can_subscribe
+        assert proxy.asked == []
+        client.close()
 
 
 def test_http_proxy_and_grpc_proxy_are_ignored(run_emulator, connect, monkeypatch):
@@ -269,7 +281,7 @@ def test_an_invalid_proxy_url_is_rejected(proxy):
 
 def test_pings_detect_a_dead_connection(run_emulator, tmp_path):
     """If a connection accepts bytes but never responds, pings end the call before its timeout."""
-    emulator = run_emulator(tls=True)
+    emulator = run_emulator(tls=True, advertise=REMOTE)
     frozen = threading.Event()
     with connect_proxy(frozen) as proxy:
         client = PubSubClient(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -166,3 +167,7 @@ def _lock(descriptor: int, what: str, timeout: float, stop: threading.Event) -> 
 def _make_private_directory(path: Path) -> None:
     if not path.exists():
         make_directory(path, mode=_DIRECTORY_MODE)
+    elif path == Path(os.path.realpath(state_dir())) and not path.stat().st_mode & stat.S_ISVTX:
+        # Not a directory that the user chose for the file alone, and none that all users share.
+        with suppress(PermissionError):
+            path.chmod(_DIRECTORY_MODE)

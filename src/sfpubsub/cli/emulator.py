@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from sfpubsub.cli.main import INTERRUPTED
+from sfpubsub.config.network import is_loopback
+from sfpubsub.durable import replace_file
 
 if TYPE_CHECKING:
     from sfpubsub.emulator.server import EmulatorServer
@@ -175,6 +177,7 @@ def emulator(
         )
         with server, _ready_file(ready_file, json.dumps(_ready(server))):
             _write_privately(server.data_dir / "client.toml", _client_settings(server))
+            _warn_of_strangers(server, host)
             if until_stdin_closes:
                 threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
             click.echo(json.dumps(_ready(server)))
@@ -223,14 +226,28 @@ def _ready_file(ready_file: Path | None, line: str) -> Iterator[None]:
 
 def _write_privately(path: Path, text: str) -> None:
     """Write *text*, which contains secrets, atomically to a file that only its owner can read."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(handle, "w") as file:
-            file.write(text)
-        beside.replace(path)
+        replace_file(path, text, mode=0o600)
     except OSError as error:
         _fail(f"{path} cannot be written ({error.strerror}): choose another path")
+
+
+def _has_default_app(server: EmulatorServer) -> bool:
+    from sfpubsub.emulator.org.accounts import DEFAULT_APP
+
+    app = server.accounts.app(DEFAULT_APP["client_id"])
+    return app is not None and app.client_secret == DEFAULT_APP["client_secret"]
+
+
+def _warn_of_strangers(server: EmulatorServer, host: str) -> None:
+    """Warn if other machines can reach the emulator, and sign in with published credentials."""
+    if not is_loopback(host) and _has_default_app(server):
+        click.echo(
+            f"warning: the emulator listens on {host}, and anyone who reaches it can sign in with"
+            " the default credentials, which are published: use a seed with [[apps]] and [[users]]"
+            " of your own, or --host 127.0.0.1",
+            err=True,
+        )
 
 
 def _client_settings(server: EmulatorServer) -> str:
@@ -243,12 +260,14 @@ def _client_settings(server: EmulatorServer) -> str:
 
     settings = {"endpoint": server.grpc_target}
     if server.ca_file is None:
-        settings["insecure"] = "1"
+        # Plaintext to another machine is the choice of whoever announces one without TLS.
+        settings["insecure"] = (
+            "1" if is_loopback(server.grpc_target.rpartition(":")[0]) else "force"
+        )
     else:
         settings["ca_file"] = str(server.ca_file)
-    client_id, secret = DEFAULT_APP["client_id"], DEFAULT_APP["client_secret"]
-    app = server.accounts.app(client_id)
-    if app is not None and app.client_secret == secret:
+    if _has_default_app(server):
+        client_id, secret = DEFAULT_APP["client_id"], DEFAULT_APP["client_secret"]
         settings |= {"auth": "client-credentials", "login_url": server.http_url}
         settings |= {"client_id": client_id, "client_secret": secret}
     else:

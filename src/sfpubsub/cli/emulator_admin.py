@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
@@ -67,10 +68,10 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
         help="PEM file of the certificate authority to trust. The emulator prints its path at "
         "startup as `ca_file`. Needed only if the emulator runs with --tls.",
     )
-    # Secrets are not options, because other users of a machine can see command lines.
-    @click.option("--token", envvar="SFPUBSUB_EMULATOR_TOKEN", hidden=True, default="")
     @functools.wraps(command)
-    def run(url: str, ca_file: str | None, token: str, **options: Any) -> None:
+    def run(url: str, ca_file: str | None, **options: Any) -> None:
+        # Not an option, because other users of a machine can see command lines.
+        token = os.environ.get("SFPUBSUB_EMULATOR_TOKEN", "")
         try:
             command(RemoteEmulator(url, token, ca_file=ca_file), **options)
         except EmulatorProblem as problem:

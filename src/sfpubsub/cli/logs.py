@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import logging
 import re
@@ -13,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
 from sfpubsub.cli import live
+from sfpubsub.cli.terminal import Stream
 from sfpubsub.errors import SfPubSubError
 
 LogFormat = Literal["text", "json"]
@@ -130,7 +130,7 @@ class Limit:
         return shown
 
 
-class JsonStderr(io.TextIOBase):
+class JsonStderr(Stream):
     """Text stream that converts every line that is not JSON to a JSON line.
 
     Thread-safe. A signal handler may write to it, even if it interrupts another write.
@@ -140,27 +140,9 @@ class JsonStderr(io.TextIOBase):
     """
 
     def __init__(self, out: TextIO) -> None:
-        self._out = out
+        super().__init__(out)
         self._lock = threading.RLock()  # a signal handler may write while its thread is writing
         self._rest = ""
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # click reads it
-        """Encoding of the underlying stream."""
-        return self._out.encoding
-
-    @property
-    def errors(self) -> str | None:  # type: ignore[override]  # click reads it
-        """Encoding error handler of the underlying stream."""
-        return self._out.errors
-
-    def fileno(self) -> int:
-        """Return the file descriptor of the underlying stream."""
-        return self._out.fileno()
-
-    def writable(self) -> bool:
-        """Return True, because the stream is always writable."""
-        return True
 
     def write(self, text: str) -> int:
         """Write all complete lines, and buffer an incomplete last line. Return ``len(text)``."""
@@ -170,10 +152,6 @@ class JsonStderr(io.TextIOBase):
                 if line.strip():
                     self._out.write(f"{line if line.startswith('{') else _wrapped(line)}\n")
         return len(text)
-
-    def flush(self) -> None:
-        """Flush the underlying stream."""
-        self._out.flush()
 
 
 def _wrapped(line: str) -> str:

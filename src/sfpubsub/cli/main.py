@@ -14,6 +14,7 @@ from typing import NoReturn
 import click
 
 from sfpubsub import __version__
+from sfpubsub.cli import terminal
 from sfpubsub.cli.logs import LogFormat, set_up
 from sfpubsub.errors import (
     AuthenticationError,
@@ -136,6 +137,7 @@ def run(args: list[str] | None = None) -> int:
     """
     # Otherwise gRPC core prints messages, for instance about each failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    terminal.protect()
     try:
         code = cli.main(args, prog_name="sfpubsub", standalone_mode=False)
     except click.UsageError as error:

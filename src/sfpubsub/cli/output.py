@@ -18,6 +18,7 @@ import sys
 import termios
 from typing import TextIO
 
+from sfpubsub.cli.terminal import shown
 from sfpubsub.errors import ConfigurationError
 
 
@@ -45,6 +46,7 @@ class Output:
         self._broken = False
         self._descriptor = _descriptor(out)
         self._counts_unread = False
+        self._is_terminal = self._descriptor is not None and os.isatty(self._descriptor)
         self._poll = select.poll()
         if self._descriptor is not None:
             is_pipe = stat.S_ISFIFO(os.fstat(self._descriptor).st_mode)
@@ -61,13 +63,18 @@ class Output:
         return text.encode(self._out.encoding or "utf-8", self._out.errors or "strict")
 
     def write(self, data: bytes) -> None:
-        """Write *data*, blocking while a pipe is full.
+        """Write *data*, which is complete lines, blocking while a pipe is full. A terminal gets
+        escapes instead of what it would obey.
 
         If the reader exits, the data that has not been written is discarded.
 
         Raises:
             OSError: The data cannot be written, for instance because the disk is full.
         """
+        if self._is_terminal:
+            encoding = self._out.encoding or "utf-8"
+            text = shown(data.decode(encoding, "surrogateescape"))
+            data = text.encode(encoding, "surrogateescape")
         rest = memoryview(data)
         try:
             while rest:

@@ -35,7 +35,10 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "endpoint": ("HOST:PORT", f"Address of the service.  [default: {DEFAULT_ENDPOINT}]"),
     "insecure": ("1|force", "Use plaintext: 1 to loopback only, force to any host."),
     "ca_file": ("PEM", "Certificate authorities to trust instead of the system's."),
-    "proxy": ("URL", "HTTP proxy; if omitted, https_proxy and no_proxy apply."),
+    "proxy": (
+        "URL",
+        "HTTP proxy, without a password; if omitted, https_proxy and no_proxy apply.",
+    ),
     "ping_interval": ("S", "Seconds between pings; 0 disables them.  [default: 30]"),
     "ping_timeout": ("S", "Seconds until a ping counts as lost.  [default: 10]"),
     "auth": ("WAY", f"How to sign in: {', '.join(AUTH_WAYS)}.  [default: token]"),
@@ -59,6 +62,17 @@ OPTIONS: dict[str, tuple[str, str]] = {
 CHOICES = {"insecure": ("1", "force"), "auth": tuple(AUTH_WAYS)}
 
 
+def _no_password(
+    _context: click.Context, _option: click.Parameter, proxy: str | None
+) -> str | None:
+    if proxy and "@" in proxy:
+        raise click.UsageError(
+            "--proxy must not contain a password, which other users of this machine could see: set"
+            " SFPUBSUB_PROXY, or proxy in the settings file"
+        )
+    return proxy
+
+
 def service_options(command: Command) -> Command:
     """Add the options that select the service and the way to sign in.
 
@@ -68,7 +82,10 @@ def service_options(command: Command) -> Command:
     for name, (metavar, text) in reversed(OPTIONS.items()):
         spelled = f"--{name.replace('_', '-')}"
         choice = click.Choice(CHOICES[name]) if name in CHOICES else None
-        option = click.option(spelled, name, metavar=metavar, type=choice, help=text)
+        check = _no_password if name == "proxy" else None
+        option = click.option(
+            spelled, name, metavar=metavar, type=choice, help=text, callback=check
+        )
         command = option(command)
     return command
 

@@ -113,7 +113,7 @@ def proxy_to(host: str, given: str = "") -> str:
     Args:
         host: A name or an address.
         given: The configured proxy; if empty, ``https_proxy`` applies. In both cases, the hosts in
-            ``no_proxy`` are reached directly.
+            ``no_proxy`` are reached directly, and loopback always is.
 
     Returns:
         The URL, or an empty string for a direct connection.
@@ -126,7 +126,12 @@ def proxy_to(host: str, given: str = "") -> str:
 
     host = host.strip("[]")
     proxy, what = (given, "SFPUBSUB_PROXY") if given else (getproxies().get("https"), "https_proxy")
-    if not proxy or proxy_bypass(host) or _is_in(host, getproxies().get("no", "")):
+    if (
+        not proxy
+        or is_loopback(host)
+        or proxy_bypass(host)
+        or _is_in(host, getproxies().get("no", ""))
+    ):
         return ""
     proxy = proxy if "://" in proxy else f"http://{proxy}"
     try:

@@ -60,9 +60,11 @@ class Addresses:
 
     def http_url(self, port: int, tls: bool) -> str:
         """Return the URL at which clients reach the HTTP server on `port`. If `advertise` contains
-        a port, the URL has that port instead.
+        a port, the URL has that port instead; the scheme's own port is left out.
         """
-        return f"{'https' if tls else 'http'}://{self._shown}:{self._http_port or port}"
+        scheme, own = ("https", 443) if tls else ("http", 80)
+        shown = self._http_port or port
+        return f"{scheme}://{self._shown}" + ("" if shown == own else f":{shown}")
 
 
 def _bracketed(host: str) -> str:

@@ -94,7 +94,7 @@ class EmulatorServer:
         http_port: Port for HTTP; 0 picks a free one.
         tls: Whether to serve gRPC and HTTP with TLS; clients then need `ca_file`.
         tls_names: Names and addresses that the certificate covers, in addition to those of this
-            machine and `advertise`.
+            machine and `advertise`. HTTP requests under these names are served.
         advertise: The host announced to clients, if it differs from `host`: for a container, its
             name in the network. If a port is included, as in `localhost:8443`, it is the HTTP port
             that clients use.
@@ -153,6 +153,7 @@ class EmulatorServer:
         self.clock: Clock = clock if clock is not None else Clock()
         self.settings: Settings = settings or Settings.from_mapping(seed.settings if seed else {})
         self._addresses = Addresses(host, advertise)
+        self._names = [*self._addresses.names, *tls_names]
         self._ports = (grpc_port, http_port)
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
@@ -160,8 +161,7 @@ class EmulatorServer:
         self._pool: Workers | None = None
         self._lock_file = claim(self.data_dir)
         try:
-            names = [*self._addresses.names, *tls_names]
-            self._tls: Credentials | None = credentials(self.data_dir, names) if tls else None
+            self._tls: Credentials | None = credentials(self.data_dir, self._names) if tls else None
             self._store = open_store(self.data_dir)
         except BaseException:
             os.close(self._lock_file)
@@ -174,7 +174,7 @@ class EmulatorServer:
 
     def _build(self, seed: seeds.Seed | None, org_id: str | None) -> None:
         store = self._store
-        fresh = not store.meta("org_id")
+        fresh = not store.meta("seeded")
         if org_id is not None and not ORG_ID.fullmatch(org_id):
             raise EmulatorProblem(
                 f"{org_id!r} is not the id of an org: use 15 characters that begin with 00D"
@@ -182,55 +182,60 @@ class EmulatorServer:
         refreshed = not fresh and org_id not in (None, store.meta("org_id"))
         if seed is None and fresh:
             seed = seeds.load(seeds.DEFAULT_SEED)
-        if org_id is not None:
-            store.set_meta("org_id", org_id)
-        elif seed is not None and fresh and seed.org_id:
-            store.set_meta("org_id", seed.org_id)
-        if refreshed:
-            store.run("DELETE FROM access_tokens")
-            store.run("UPDATE managed SET committed = NULL")
-        self._streams = OpenStreams()
-        self.api_calls: ApiCalls = ApiCalls(self.settings.daily_api_requests)
-        self._sessions = Sessions(store, self.clock, self.settings)
-        self._sessions.on_end(lambda: self.bus.bells.ring_all())
-        self.rights: Rights = Rights(store, self.clock)
-        self.accounts: Accounts = Accounts(store, self.rights, self.clock)
-        self.bus: Bus = Bus(store, self.clock, self.settings, self._sessions.tenant)
-        if refreshed:
-            self.bus.reset()
-        channels = Channels(store, self.bus, self.clock, self.settings)
-        self._delivery = Delivery(self.bus, self.rights, self.clock, self.settings)
-        self.cometd: Cometd = Cometd(
-            channels,
-            CometdSessions(self.bus, channels, self.clock, self.settings, self._delivery),
-        )
-        self.managed: ManagedSubscriptions = ManagedSubscriptions(
-            store, self.bus, self.clock, self.settings, self.faults
-        )
-        late = LateEvents(store, self.bus, self.clock)
-        self._closing.callback(late.stop)
-        self.records: Records = Records(
-            store,
-            self.bus,
-            self.clock,
-            self.settings,
-            self.faults,
-            self.accounts,
-            channels,
-            late,
-        )
-        self.clock.on_jump(self.bus.bells.ring_all)
-        self.faults.on_add(self.bus.bells.ring_all)
-        if seed is not None:
-            plant(seed, store, self.bus, self.managed, self.accounts, self.records)
-        self.accounts.fill()
+        self.clock.resume(float(store.meta("clock_jumped", "0")), store.newest_time())
+        self.clock.on_jump(self._keep_jumps)
+        # One transaction: a process that is killed here leaves no half of an org.
+        with store.transaction():
+            if org_id is not None:
+                store.set_meta("org_id", org_id)
+            elif seed is not None and fresh and seed.org_id:
+                store.set_meta("org_id", seed.org_id)
+            if refreshed:
+                store.run("DELETE FROM access_tokens")
+                store.run("UPDATE managed SET committed = NULL")
+            self._streams = OpenStreams()
+            self.api_calls: ApiCalls = ApiCalls(self.settings.daily_api_requests)
+            self._sessions = Sessions(store, self.clock, self.settings)
+            self._sessions.on_end(lambda: self.bus.bells.ring_all())
+            self.rights: Rights = Rights(store, self.clock)
+            self.accounts: Accounts = Accounts(store, self.rights, self.clock)
+            self.bus: Bus = Bus(store, self.clock, self.settings, self._sessions.tenant)
+            if refreshed:
+                self.bus.reset()
+            channels = Channels(store, self.bus, self.clock, self.settings)
+            self._delivery = Delivery(self.bus, self.rights, self.clock, self.settings)
+            self.cometd: Cometd = Cometd(
+                channels,
+                CometdSessions(self.bus, channels, self.clock, self.settings, self._delivery),
+            )
+            self.managed: ManagedSubscriptions = ManagedSubscriptions(
+                store, self.bus, self.clock, self.settings, self.faults
+            )
+            late = LateEvents(store, self.bus, self.clock)
+            self._closing.callback(late.stop)
+            self.records: Records = Records(
+                store,
+                self.bus,
+                self.clock,
+                self.settings,
+                self.faults,
+                self.accounts,
+                channels,
+                late,
+            )
+            self.clock.on_jump(self.bus.bells.ring_all)
+            self.faults.on_add(self.bus.bells.ring_all)
+            if seed is not None:
+                plant(seed, store, self.bus, self.managed, self.accounts, self.records)
+            self.accounts.fill()
+            self.event_channels: EventChannels = EventChannels(store, self.bus)
+            self.event_channels.adopt()
+        late.start()
         self._commits = CommitHistory(
             {item.subscription_id: item.committed for item in self.managed.all()}
         )
         self.jobs: Jobs = Jobs(store, self.records, self.clock, self.data_dir / "bulk", self.faults)
         self._closing.callback(self.jobs.stop)
-        self.event_channels: EventChannels = EventChannels(store, self.bus)
-        self.event_channels.adopt()
         self.event_channels.feed(self.records)
         self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions, self.records))
 
@@ -288,7 +293,12 @@ class EmulatorServer:
         try:
             context = self._tls.context if self._tls else None
             self._http = HttpServer(
-                self._world, self._addresses.host, self._ports[1], context, Pages().routes
+                self._world,
+                self._addresses.host,
+                self._ports[1],
+                self._names,
+                context,
+                Pages().routes,
             )
             self._pool = Workers(self.settings.max_streams + _SPARE_THREADS, "emulator-call")
             # The annotation is too narrow: any executor works, because only `submit` is called.
@@ -318,9 +328,9 @@ class EmulatorServer:
         self._grpc = self._http = self._pool = None
         self._closing.close()
         if self._lock_file >= 0:
+            lock, self._lock_file = self._lock_file, -1
             self._store.close()
-            os.close(self._lock_file)
-            self._lock_file = -1
+            os.close(lock)
 
     def __enter__(self) -> EmulatorServer:
         return self.start()
@@ -412,6 +422,10 @@ class EmulatorServer:
         schema = Schema(schema_json)
         self.bus.change_schema(topic, schema)
         return schema.schema_id
+
+    def _keep_jumps(self) -> None:
+        if self._lock_file >= 0:  # the clock may outlive this emulator
+            self._store.set_meta("clock_jumped", repr(self.clock.jumped))
 
     @property
     def _world(self) -> World:

@@ -62,7 +62,10 @@ def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
         authority = trustme.CA(organization_name="sfpubsub emulator")
         key_file.touch(mode=0o600)
         key_file.write_bytes(authority.private_key_pem.bytes())
-        ca_file.write_bytes(authority.cert_pem.bytes())
+        # Renamed when it is complete: an authority counts as stored once this file exists.
+        draft = ca_file.with_suffix(".draft")
+        draft.write_bytes(authority.cert_pem.bytes())
+        draft.replace(ca_file)
     good_for = {"localhost", "127.0.0.1", "::1", *(name for name in names if not _is_any(name))}
     try:
         server = authority.issue_cert(*sorted(good_for))

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,8 +31,8 @@ _log = logging.getLogger("sfpubsub.monitoring")
 # Idle timeout of a connection, in seconds; each connection serves one request.
 _SILENCE = 10.0
 
-# Maximum number of concurrent connections; further ones are closed. Enough for a scraper, a probe
-# and some browsers.
+# Maximum number of concurrent connections; one more closes the oldest, which has had the longest
+# time for its request. Enough for a scraper, a probe and some browsers.
 _CONNECTIONS = 16
 
 _HEADERS = {
@@ -95,20 +95,24 @@ class _Server(ThreadingHTTPServer):
     is_local: bool
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._room = threading.BoundedSemaphore(_CONNECTIONS)
+        self._lock = threading.Lock()  # guards _open
+        self._open: dict[socket.socket, None] = {}  # oldest first
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        with self._lock:
+            self._open[request] = None
+            oldest = next(iter(self._open)) if len(self._open) > _CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+                with suppress(OSError):  # it has just been closed
+                    oldest.shutdown(socket.SHUT_RDWR)  # ends its thread
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]

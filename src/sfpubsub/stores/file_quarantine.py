@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sfpubsub.durable import make_directory, replace_file, sync
+from sfpubsub.durable import make_directory, replace_file, sync, write_private
 from sfpubsub.errors import ConfigurationError, SfPubSubError, WriteError
 from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.types import RawEvent, ReplayId
@@ -36,7 +36,8 @@ _DRAFT_LIFE = 3600.0
 
 
 class FileQuarantine(Quarantine):
-    """A quarantine in a directory, with one JSON file per entry. Several processes may share it.
+    """A quarantine in a directory, with one JSON file per entry, which only its owner can read.
+    Several processes of a user may share it.
 
     A `put` works in these steps:
 
@@ -75,7 +76,7 @@ class FileQuarantine(Quarantine):
                 path = self._path(event.key)
                 if path not in drafts and not _is_whole(path):
                     drafts[path] = path.with_name(f"{event.key}.{uuid.uuid4().hex}.tmp")
-                    drafts[path].write_text(entry_text(event), encoding="utf-8")
+                    write_private(drafts[path], entry_text(event))
                     sync(drafts[path])
             for path, draft in drafts.items():
                 os.replace(draft, path)

@@ -5,7 +5,7 @@
     /services/oauth2/…, /id/…, /services/Soap/u/…      oauth, soap
     /services/data/…                                   rest, sobjects, collections, describe, bulk,
                                                        events, tooling, channels, discovery,
-                                                       streaming, permissions, tables, soql
+                                                       streaming, permissions, users, tables, soql
     /cometd/…                                          cometd
 
 `listener` implements HTTP and its limits, `routing` selects the handler, and the other modules

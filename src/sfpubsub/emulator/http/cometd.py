@@ -55,6 +55,7 @@ class _Exchange:
         self._channels = call.world.cometd.channels
         self._settings = call.world.settings
         self._cookie = _cookie_of(call)
+        self._token = call.bearer or _bare_token(call)
         self._headers: dict[str, str] = {}
         self._numbers = itertools.count(1)
 
@@ -115,7 +116,7 @@ class _Exchange:
 
     def _handshake(self, message: Message) -> list[Message]:
         self._check_version()
-        sessions, token = self._world.sessions, self._call.bearer
+        sessions, token = self._world.sessions, self._token
         user = sessions.user_of(token)
         if user is None:
             self._world.faults.met(sessions.ended_by(token))
@@ -148,7 +149,7 @@ class _Exchange:
         if message.get("connectionType") != "long-polling":
             kind = message.get("connectionType")
             raise Refusal("connection type", reconnect="none", type=kind)
-        self._check_token(session, self._world.sessions.knows(self._call.bearer))
+        self._check_token(session, self._world.sessions.knows(self._token))
         with session.lock:
             session.connects += 1
             number = session.connects
@@ -226,7 +227,7 @@ class _Exchange:
         if session.connects != number:
             # The CometD project's server answers the older of two connects like this.
             raise _Instead(Answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/html", _PAGE))
-        self._check_token(session, not self._world.sessions.has_expired(self._call.bearer))
+        self._check_token(session, not self._world.sessions.has_expired(self._token))
 
     def _subscribe(self, message: Message) -> list[Message]:
         session = self._session(message)
@@ -245,11 +246,14 @@ class _Exchange:
         ext = message.get("ext")
         replay = ext.get("replay") if isinstance(ext, dict) else None
         wanted = replay.get(path) if isinstance(replay, dict) else None
+        if isinstance(replay, dict) and replay and path not in replay:
+            given = ", ".join(f"{channel}={number}" for channel, number in replay.items())
+            raise Refusal("replay map", channel=path, map=given)
         position = self._channels.position(topic, wanted)
-        self._sessions.subscribe(session, Subscription(path, topic, position, conditions))
+        self._sessions.subscribe(session, Subscription(name, topic, position, conditions))
         reply = self._reply(message, clientId=session.client_id)
         if self._settings.streaming_events_on_subscribe:
-            return [reply, *self._stamped(self._sessions.collect(session, path), session)]
+            return [reply, *self._stamped(self._sessions.collect(session, name), session)]
         return [reply, *self._flushed(session)]
 
     def _unsubscribe(self, message: Message) -> list[Message]:
@@ -257,7 +261,7 @@ class _Exchange:
         name = message.get("subscription")
         if not isinstance(name, str) or not name:
             raise Refusal("channel name")
-        self._sessions.unsubscribe(session, name.partition("?")[0])
+        self._sessions.unsubscribe(session, name)
         return [self._reply(message, clientId=session.client_id), *self._flushed(session)]
 
     def _disconnect(self, message: Message) -> list[Message]:
@@ -288,7 +292,7 @@ class _Exchange:
     def _check_token(self, session: Session, good: bool) -> None:
         if not good:
             sessions = self._world.sessions
-            self._world.faults.met(sessions.ended_by(self._call.bearer))
+            self._world.faults.met(sessions.ended_by(self._token))
             self._sessions.end(session)
             raise Refusal("authentication", reconnect="none")
 
@@ -336,6 +340,14 @@ class _Exchange:
         """
         found = self._world.faults.next(kind, "/meta/connect")
         return found.params if found else None
+
+
+def _bare_token(call: Call) -> str:
+    """Return an Authorization header without a scheme, as EMP-Connector sends it; blank if the
+    header is missing or has a scheme.
+    """
+    header = str(call.headers.get("Authorization", "")).strip()
+    return "" if " " in header else header
 
 
 def _cookie_of(call: Call) -> str:

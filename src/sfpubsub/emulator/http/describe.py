@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from sfpubsub.emulator.http import streaming
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import authorised, missing
 from sfpubsub.emulator.http.sobjects import user_of
@@ -60,6 +61,8 @@ def whole(call: Call) -> Answer:
 
 
 def _found(call: Call) -> SObject:
+    if call.parts["object"] in streaming.OBJECTS:
+        return streaming.OBJECTS[call.parts["object"]]
     try:
         return call.world.records.seen(call.parts["object"], user_of(call))
     except RecordProblem as problem:

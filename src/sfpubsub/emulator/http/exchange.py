@@ -13,6 +13,12 @@ from typing import Any, Protocol
 from sfpubsub.emulator.org.world import World
 
 
+def bearer(headers: Message) -> str:
+    """Return the access token in the Authorization header, or an empty string."""
+    kind, _, token = headers.get("Authorization", "").partition(" ")
+    return token.strip() if kind.lower() in ("bearer", "oauth") else ""
+
+
 @dataclass(frozen=True)
 class Call:
     """An HTTP request.
@@ -46,8 +52,7 @@ class Call:
     @property
     def bearer(self) -> str:
         """The access token in the Authorization header, or an empty string."""
-        kind, _, token = self.headers.get("Authorization", "").partition(" ")
-        return token.strip() if kind.lower() in ("bearer", "oauth") else ""
+        return bearer(self.headers)
 
 
 class Stream(Protocol):

@@ -22,15 +22,18 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from sfpubsub.emulator.http import routing
-from sfpubsub.emulator.http.exchange import Answer, Call, Problem, Route, Stream
+from sfpubsub.emulator.http import hosts, rest, routing
+from sfpubsub.emulator.http.exchange import Answer, Call, Problem, Route, Stream, bearer
+from sfpubsub.emulator.http.rest import RestRefused
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.world import World
 
 _log = logging.getLogger(__name__)
 
 _BODY_BYTES = 256 * 1024
-"""Largest accepted body in bytes; a wide schema for the admin endpoint has about 50 kB."""
+"""Largest accepted body in bytes without a valid token, and for most paths with one; a wide schema
+for the admin endpoint has about 50 kB.
+"""
 
 _LARGER_BODIES = (
     (re.compile(r"/services/data/v\d+\.0/jobs/ingest/\w+/batches/?"), 150_000_000),
@@ -57,7 +60,8 @@ _REQUEST_S = 30.0
 """Time limit in seconds for waiting for a request and handling it; then the connection is cut."""
 
 _CONNECTIONS = 128
-"""Maximum number of open connections; further ones are closed immediately. Some tests open dozens.
+"""Maximum number of open connections; one more closes the one whose time ends first, so that
+clients that send nothing, or byte by byte, do not keep others away. Some tests open dozens.
 """
 
 _STREAMS = 32
@@ -77,6 +81,8 @@ class HttpServer:
         world: The emulator's state.
         host: Address to listen on.
         port: Port to listen on; 0 picks a free one.
+        names: Host names in the Host header that are served, besides addresses, local names, and
+            the announced one.
         tls: TLS context with the certificate; None for plain HTTP.
         pages: Routes that take precedence over those of this package.
 
@@ -90,6 +96,7 @@ class HttpServer:
         world: World,
         host: str,
         port: int,
+        names: Sequence[str],
         tls: ssl.SSLContext | None = None,
         pages: Sequence[Route] = (),
     ) -> None:
@@ -105,6 +112,7 @@ class HttpServer:
         self._server.world = world
         self._server.tls = tls
         self._server.pages = pages
+        self._server.names = names
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="emulator-http", daemon=True
         )
@@ -135,6 +143,7 @@ class _Server(ThreadingHTTPServer):
     world: World
     tls: ssl.SSLContext | None
     pages: Sequence[Route]
+    names: Sequence[str]
     url: str
 
     def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
@@ -145,17 +154,15 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        late = None
         with self._lock:
-            full = len(self._due) >= _CONNECTIONS
-            if not full:
-                self._due[request] = time.monotonic() + _REQUEST_S
-        if full:
-            _log.warning(
-                "rejected a new connection: %d connections are open, which is the maximum",
-                _CONNECTIONS,
-            )
-            self.shutdown_request(request)
-            return
+            if len(self._due) >= _CONNECTIONS:
+                late = min(self._due, key=self._due.__getitem__)
+                del self._due[late]
+            self._due[request] = time.monotonic() + _REQUEST_S
+        if late is not None:
+            _log.warning("closed a connection for a new one: at most %d are open", _CONNECTIONS)
+            _cut(late)
         super().process_request(request, client_address)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
@@ -245,6 +252,8 @@ class _Handler(BaseHTTPRequestHandler):
     # Otherwise a body can wait 40 ms until the client acknowledges the response headers.
     disable_nagle_algorithm = True
     unread = False  # whether a request was refused before its body was read
+    # http.server sets it only once it has read a request line, which may never come.
+    command = ""
 
     def handle_one_request(self) -> None:
         self.server.expect_request()
@@ -291,6 +300,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         path, _, query = self.path.partition("?")
         try:
+            hosts.check(self.headers.get("Host"), self.server.url, self.server.names)
             call = Call(
                 self.server.world,
                 self.command,
@@ -303,9 +313,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.client_address[0],
                 self.server.expect_request,
             )
-        except Problem as found:
+        except (Problem, RestRefused) as found:
             self.close_connection = self.unread = True
-            self._send(routing.problem(path, found.status, str(found)))
+            self._send(routing.refusal(path, found))
             return
         answer = routing.answer(call, self.server.pages)
         if answer.stream is not None and self.command != "HEAD":
@@ -343,6 +353,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _read(self, size: int, before: int = 0) -> bytes:
         path = self.path.partition("?")[0]
         most = next((most for one, most in _LARGER_BODIES if one.fullmatch(path)), _BODY_BYTES)
+        if _BODY_BYTES < before + size <= most:
+            rest.check_session(self.server.world, bearer(self.headers))
         if before + size > most:
             text = f"the body is larger than {most} bytes, the maximum for this path"
             raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)

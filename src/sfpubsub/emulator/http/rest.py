@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer, json_body
+from sfpubsub.emulator.org.world import World
 
 OLDEST_VERSION = 31
 NEWEST_VERSION = 67
@@ -116,16 +117,24 @@ def authorised(call: Call) -> int:
         RestRefused: The token is not valid.
         Problem: The emulator does not serve this API version.
     """
-    sessions = call.world.sessions
-    if not sessions.knows(call.bearer):
-        call.world.faults.met(sessions.ended_by(call.bearer))
-        raise RestRefused(
-            "INVALID_SESSION_ID", "Session expired or invalid", status=HTTPStatus.UNAUTHORIZED
-        )
+    check_session(call.world, call.bearer)
     version = int(call.parts["version"])
     if not OLDEST_VERSION <= version <= NEWEST_VERSION:
         raise missing()
     return version
+
+
+def check_session(world: World, token: str) -> None:
+    """Check a request's token.
+
+    Raises:
+        RestRefused: The token is not valid.
+    """
+    if not world.sessions.knows(token):
+        world.faults.met(world.sessions.ended_by(token))
+        raise RestRefused(
+            "INVALID_SESSION_ID", "Session expired or invalid", status=HTTPStatus.UNAUTHORIZED
+        )
 
 
 def asked_of(call: Call) -> dict[str, list[str]]:

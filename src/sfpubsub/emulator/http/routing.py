@@ -26,6 +26,7 @@ from sfpubsub.emulator.http import (
     streaming,
     summary,
     tooling,
+    users,
 )
 from sfpubsub.emulator.http.exchange import Answer, Call, Handler, Problem, Route
 from sfpubsub.emulator.http.exchange import route as _route
@@ -66,10 +67,15 @@ _ROUTES = (
     _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.call),
     _route(r"/services/data/?", GET=rest.versions),
     _route(_VERSION + r"/?", GET=rest.resources),
-    _route(_VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/?", POST=streaming.create),
     _route(
-        _VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/(?P<id>\w+)",
+        _VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/?",
+        GET=describe.basics,
+        POST=streaming.create,
+    ),
+    _route(
+        _VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/(?P<id>(?!describe$)\w+)",
         GET=streaming.read,
+        PATCH=streaming.update,
         DELETE=streaming.delete,
     ),
     _route(
@@ -89,6 +95,7 @@ _ROUTES = (
         DELETE=channels.delete,
     ),
     _route(_VERSION + r"/event/eventSchema/(?P<id>[\w-]+)/?", GET=events.schema_by_id),
+    _route(_VERSION + r"/sobjects/User/(?P<id>\w+)", GET=users.read),
     # Records. These patterns also match the objects above, so they must follow them.
     _route(_VERSION + r"/query(?P<all>All)?/?", GET=sobjects.query),
     _route(_VERSION + r"/query(?P<all>All)?/(?P<locator>[\w-]+)", GET=sobjects.query_more),
@@ -172,9 +179,9 @@ def _answer(call: Call, pages: Sequence[Route]) -> Answer:
     try:
         return _handler(call, pages)(call)
     except Problem as found:
-        return problem(call.path, found.status, str(found) or _line(call))
+        return refusal(call.path, Problem(found.status, str(found) or _line(call)))
     except RestRefused as refused:
-        return rest.refusal(refused)
+        return refusal(call.path, refused)
     except RecordProblem as found:
         status = HTTPStatus(found.status)
         return rest.refusal(RestRefused(found.code, found.text, *found.fields, status=status))
@@ -185,6 +192,13 @@ def _answer(call: Call, pages: Sequence[Route]) -> Answer:
         _log.exception("%s %s failed", call.method, call.path)
         text = "the emulator failed; see its log for the reason"
         return problem(call.path, HTTPStatus.INTERNAL_SERVER_ERROR, text)
+
+
+def refusal(path: str, refused: Problem | RestRefused) -> Answer:
+    """Return the error response for a request to `path` that was refused."""
+    if isinstance(refused, RestRefused):
+        return rest.refusal(refused)
+    return problem(path, refused.status, str(refused))
 
 
 def problem(path: str, status: HTTPStatus, text: str) -> Answer:

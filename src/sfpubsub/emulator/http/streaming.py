@@ -1,8 +1,8 @@
 """PushTopics and generic channels in the REST API: their records, queries for them, and the
 publication of generic events.
 
-The values of a new record are validated here. For the query of a PushTopic, only the syntax is
-checked; `org.records.publishing` applies the query to changed records.
+The values of a record are validated here. For the query of a PushTopic, only the syntax is checked;
+`org.records.publishing` applies the query to changed records.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import RestRefused, authorised, body_of, missing
 from sfpubsub.emulator.org.cometd.channels import Record
 from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.records.fields import SObject
 
 _PAYLOAD_CHARS = 3000
 """Maximum number of characters in the payload of a generic event. Documented."""
@@ -28,20 +29,73 @@ _NAME = {
 }
 _QUERY = re.compile(r"\s*SELECT\s+\w+(\s*,\s*\w+)*\s+FROM\s+\w+(\s+WHERE\s+.+)?\s*", re.I | re.S)
 
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "PushTopic": {
-        "Query": None,
-        "ApiVersion": None,
-        "IsActive": True,
-        "Description": None,
-        "NotifyForFields": "Referenced",
-        "NotifyForOperationCreate": True,
-        "NotifyForOperationUpdate": True,
-        "NotifyForOperationDelete": True,
-        "NotifyForOperationUndelete": True,
-    },
-    "StreamingChannel": {"Description": None},
+_OPERATIONS = "NotifyForOperations"
+"""A field that is read-only since API version 29.0, and tells nothing about deletions. Documented.
+"""
+
+_NOTIFY = "NotifyForOperation"
+_YES = {"type": "boolean", "default": True}
+_KINDS = ["All", "Create", "Extended", "Update"]
+
+OBJECTS: dict[str, SObject] = {
+    of.name: of
+    for of in (
+        SObject(
+            {
+                "name": "PushTopic",
+                "label": "Push Topic",
+                "key_prefix": "0IF",
+                "fields": [
+                    {"name": "Name", "type": "string", "length": 25, "required": True},
+                    {"name": "Query", "type": "string", "length": 1300, "required": True},
+                    {"name": "ApiVersion", "type": "double", "scale": 1, "required": True},
+                    {"name": "IsActive", **_YES},
+                    {
+                        "name": "NotifyForFields",
+                        "type": "picklist",
+                        "picklist": ["All", "Referenced", "Select", "Where"],
+                        "restricted": True,
+                        "default": "Referenced",
+                    },
+                    {
+                        "name": _OPERATIONS,
+                        "type": "picklist",
+                        "picklist": _KINDS,
+                        "restricted": True,
+                        "read_only": True,
+                    },
+                    {"name": "Description", "type": "string", "length": 400},
+                    {"name": f"{_NOTIFY}Create", **_YES},
+                    {"name": f"{_NOTIFY}Update", **_YES},
+                    {"name": f"{_NOTIFY}Delete", **_YES},
+                    {"name": f"{_NOTIFY}Undelete", **_YES},
+                ],
+            }
+        ),
+        SObject(
+            {
+                "name": "StreamingChannel",
+                "label": "Streaming Channel",
+                "key_prefix": "0M6",
+                "fields": [
+                    {"name": "Name", "type": "string", "length": 80, "required": True},
+                    {"name": "Description", "type": "string", "length": 255},
+                ],
+            }
+        ),
+    )
 }
+"""The two objects, as describe shows them."""
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    name: {
+        field.name: field.default
+        for field in map(of.field, (row["name"] for row in of.definition["fields"]))
+        if field is not None and field.name != "Name"
+    }
+    for name, of in OBJECTS.items()
+}
+"""The fields of each object besides Name, with their defaults."""
 
 
 def create(call: Call) -> Answer:
@@ -49,12 +103,7 @@ def create(call: Call) -> Answer:
     return the record's id.
     """
     authorised(call)
-    kind, given = call.parts["object"], body_of(call)
-    defaults = _DEFAULTS[kind]
-    for column in given:
-        if column not in (*defaults, "Name"):
-            text = f"No such column '{column[:80]}' on sobject of {kind}"
-            raise RestRefused("INVALID_FIELD", text)
+    kind, given = call.parts["object"], _given(call)
     name = given.get("Name")
     for field in ("Name", "Query", "ApiVersion") if kind == "PushTopic" else ("Name",):
         if not given.get(field):
@@ -62,9 +111,7 @@ def create(call: Call) -> Answer:
             raise RestRefused("REQUIRED_FIELD_MISSING", text, field)
     if not isinstance(name, str) or not _NAME[kind].fullmatch(name):
         raise RestRefused("INVALID_FIELD", "Name: not a valid channel name", "Name")
-    fields = {**defaults, **{key: value for key, value in given.items() if key != "Name"}}
-    if kind == "PushTopic" and not _QUERY.fullmatch(str(fields["Query"])):
-        raise RestRefused("INVALID_FIELD", "Query: unexpected token", "Query")
+    fields = {**_DEFAULTS[kind], **{key: value for key, value in given.items() if key != "Name"}}
     try:
         made = call.world.cometd.channels.create(kind, name, fields)
     except EmulatorProblem as problem:
@@ -78,6 +125,16 @@ def read(call: Call) -> Answer:
     """GET …/sobjects/<object>/<Id>: return a PushTopic or StreamingChannel record."""
     authorised(call)
     return json_answer(_row(call, _record(call), None))
+
+
+def update(call: Call) -> Answer:
+    """PATCH …/sobjects/<object>/<Id>: change fields of a PushTopic or StreamingChannel record."""
+    authorised(call)
+    record, given = _record(call), _given(call)
+    if given.pop("Name", record.name) != record.name:
+        raise RestRefused("INVALID_FIELD", "Name: not changeable in the emulator", "Name")
+    call.world.cometd.channels.update(record, given)
+    return Answer(HTTPStatus.NO_CONTENT)
 
 
 def delete(call: Call) -> Answer:
@@ -154,6 +211,32 @@ def query(call: Call) -> Answer:
     return json_answer({"totalSize": len(rows), "done": True, "records": rows})
 
 
+def _given(call: Call) -> dict[str, Any]:
+    """Return the fields in the body of a request, without those that are null and have a default.
+
+    Raises:
+        RestRefused: A field does not exist or cannot be set, or the query is not valid.
+    """
+    kind, given = call.parts["object"], body_of(call)
+    given.pop("attributes", None)  # of the JSON form of a record; the URL has the type
+    defaults = _DEFAULTS[kind]
+    for column in given:
+        if column == _OPERATIONS:
+            text = f"Unable to create/update fields: {column}"
+            raise RestRefused("INVALID_FIELD_FOR_INSERT_UPDATE", text, column)
+        if column not in (*defaults, "Name"):
+            text = f"No such column '{column[:80]}' on sobject of {kind}"
+            raise RestRefused("INVALID_FIELD", text)
+    query = given.get("Query")
+    if query and not _QUERY.fullmatch(str(query)):
+        raise RestRefused("INVALID_FIELD", "Query: unexpected token", "Query")
+    return {
+        column: value
+        for column, value in given.items()
+        if value is not None or defaults.get(column) is None
+    }
+
+
 def _record(call: Call) -> Record:
     for record in call.world.cometd.channels.records(call.parts["object"]):
         if call.parts["id"] in (record.record_id, record.record_id[:15]):
@@ -181,4 +264,7 @@ def _value(record: Record, column: str) -> Any:
         "Id": record.record_id,
         "Name": record.name,
     }
+    if column == _OPERATIONS:
+        told = [kind for kind in ("Create", "Update") if fields[f"{_NOTIFY}{kind}"]]
+        return told[0] if len(told) == 1 else "All" if told else "Extended"
     return fields[column]

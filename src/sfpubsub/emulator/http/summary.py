@@ -24,6 +24,7 @@ def health(world: World) -> dict[str, Any]:
     each managed subscription. Tests and the demo rely on its keys.
     """
     bus = world.bus
+    world.cometd.sessions.end_dead()  # otherwise they would count as streams
     topics = {}
     for topic in bus.topics():
         count = bus.tally.of_topic(topic.name)

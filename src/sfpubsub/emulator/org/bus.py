@@ -289,7 +289,7 @@ class Bus(Positions):
         """
         with self._lock:
             self._purge()
-            events = self._store.events_after(topic.number, after, limit)
+            events = self._events_after(topic, after, limit)
             return events, events[-1].position if events else max(after, self._tip)
 
     # Blocks of encoded events; the bus does not interpret their contents.
@@ -337,13 +337,14 @@ class Bus(Positions):
         """
         with self._lock:
             self._purge()
-            return self._store.newest_events(topic.number, limit)
+            return self._store.newest_events(topic.number, self._purged_through, limit)
 
     def times_after(self, topic: Topic, position: int, limit: int) -> list[tuple[int, float]]:
         """Return the position and the publication time (in seconds since the epoch) of each of the
         last `limit` events of a topic after `position`, in order.
         """
-        return self._store.times_after(topic.number, position, limit)
+        after = max(position, self._purged_through)
+        return self._store.times_after(topic.number, after, limit)
 
     def add_empty_positions(self, topic: Topic, after: int, count: int) -> int | None:
         """If a topic has no events after the position `after`, create `count` positions without
@@ -353,7 +354,7 @@ class Bus(Positions):
             The last new position, or None if no positions were created.
         """
         with self._lock:
-            if self._store.events_after(topic.number, after, 1):
+            if self._events_after(topic, after, 1):
                 return None
             self.skip_positions(count)
             return self._tip
@@ -365,6 +366,9 @@ class Bus(Positions):
         return self._store.newest_before(at)
 
     # Internal.
+
+    def _events_after(self, topic: Topic, after: int, limit: int) -> list[Event]:
+        return self._store.events_after(topic.number, max(after, self._purged_through), limit)
 
     def _load(self) -> None:
         with self._lock:

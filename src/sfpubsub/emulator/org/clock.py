@@ -2,7 +2,7 @@
 
 It is passed to every module that needs the time. Only the HTTP server also reads the system time,
 because its sockets use real time. Invariant: within a process the clock never goes backwards, even
-if the machine's clock is changed.
+if the machine's clock is changed. `resume` continues that across processes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ class Clock:
     """A clock that shows real time plus all requested jumps.
 
     After a jump of 73 hours, everything that would have become due in that time is due: the end of
-    the retention period, keepalives, deadlines. Jumps are lost when the process ends; a restarted
-    emulator starts at real time.
+    the retention period, keepalives, deadlines. An emulator that is started again keeps the jumps.
 
     Thread-safe.
     """
@@ -33,6 +32,23 @@ class Clock:
     def now(self) -> float:
         """Return the time in seconds since the epoch, including jumps."""
         return self.outside() + self._jumped
+
+    @property
+    def jumped(self) -> float:
+        """The sum of all jumps, in seconds."""
+        return self._jumped
+
+    def resume(self, jumped: float, newest: float) -> None:
+        """Continue where an earlier process with the same data directory ended.
+
+        Args:
+            jumped: The sum of that process's jumps, in seconds.
+            newest: The newest stored time, in seconds since the epoch. The clock does not show an
+                earlier one, even if the machine's clock was set back.
+        """
+        with self._lock:
+            self._jumped = max(self._jumped, jumped)
+            self._jumped += max(0.0, newest - self.now())
 
     def outside(self) -> float:
         """Return the real time, without jumps, in seconds since the epoch."""

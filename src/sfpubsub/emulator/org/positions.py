@@ -12,6 +12,7 @@ Invariant: a deleted position never becomes valid again, and its replay id is ne
 
 from __future__ import annotations
 
+import math
 import threading
 
 from sfpubsub.emulator.faults.plan import Fault
@@ -20,6 +21,14 @@ from sfpubsub.emulator.org.mailbox import Bells
 from sfpubsub.emulator.org.replay_ids import ReplayIds
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Store
+
+_PURGE_S = 1.0
+"""Shortest time between two searches for expired positions, in seconds."""
+
+_PURGE_ROWS = 1000
+"""Maximum number of expired events, and of expired positions without an event, that one call
+deletes from the store: a few milliseconds, because publishers and readers wait meanwhile.
+"""
 
 
 class Positions:
@@ -54,6 +63,7 @@ class Positions:
         self._tip = int(store.meta("tip", "0"))
         self._purged_through = int(store.meta("purged_through", "0"))
         self._oldest = store.oldest()
+        self._purge_at = 0.0  # when to search for expired positions again, in seconds
         self._losses = 0  # how many times events were deleted or renumbered
         newest = store.rows(
             "SELECT max(at) FROM (SELECT at FROM events WHERE position = ?"
@@ -166,6 +176,7 @@ class Positions:
             self._purge()
             before = self._tip
             with self._store.transaction():
+                self._store.forget_through(self._purged_through)
                 newest = self._store.renumber(before)
                 self._store.set_meta("purged_through", str(before))
                 self._mark(newest + 1)
@@ -212,11 +223,18 @@ class Positions:
             self._oldest = at
 
     def _purge(self) -> None:
-        horizon = self._clock.now() - self._settings.retention_s
-        if self._oldest is None or self._oldest > horizon:
+        """Invalidate the positions whose retention period has ended, and delete a limited number
+        of them from the store. Later calls delete the others; until then, `Bus` skips them.
+        """
+        now = self._clock.now()
+        horizon = now - self._settings.retention_s
+        if self._oldest is None or self._oldest > horizon or now < self._purge_at:
             return
-        newest = self._store.purge(horizon)
-        if newest is not None:
+        # `nextafter`: a position that was created exactly at the horizon has expired.
+        newest = self._store.newest_before(math.nextafter(horizon, math.inf)) or 0
+        if newest > self._purged_through:
             self._purged_through = newest
             self._losses += 1
+        if self._store.purge(self._purged_through, _PURGE_ROWS):
+            self._purge_at = now + _PURGE_S
         self._oldest = self._store.oldest()

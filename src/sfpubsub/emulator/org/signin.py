@@ -32,6 +32,11 @@ _PUBLIC_AUDIENCES = ("https://login.salesforce.com", "https://test.salesforce.co
 _ASSERTION_LEEWAY_S = 10.0
 """Tolerance for a client's clock that runs ahead, in seconds."""
 
+_MILLISECONDS = 1e11
+"""From here on, an expiry time is in milliseconds, as the official CLI sends it: in seconds, it
+would be in the year 5138.
+"""
+
 _JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
@@ -258,6 +263,8 @@ class SignIn:
             expires = float(claims["exp"])  # some clients send it as a string
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise SignInRefused("assertion") from error
+        if expires >= _MILLISECONDS:
+            expires /= 1000
         left = expires - self.clock.outside()
         if not left > 0:
             raise SignInRefused("expired")

@@ -40,6 +40,9 @@ CREATE TABLE IF NOT EXISTS topic_log (
     PRIMARY KEY (topic_id, position)) WITHOUT ROWID;
 -- Positions without an event, and the times at which they were created.
 CREATE TABLE IF NOT EXISTS marks (position INTEGER PRIMARY KEY, at REAL NOT NULL);
+-- Times never decrease with the position, so these find a position by its time.
+CREATE INDEX IF NOT EXISTS events_at ON events (at);
+CREATE INDEX IF NOT EXISTS marks_at ON marks (at);
 CREATE TABLE IF NOT EXISTS managed (
     id TEXT PRIMARY KEY, developer_name TEXT NOT NULL UNIQUE, label TEXT NOT NULL,
     topic TEXT NOT NULL, default_replay TEXT NOT NULL, error_recovery_replay TEXT NOT NULL,
@@ -143,16 +146,21 @@ class Store:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the body of a `with` statement as a transaction. Its changes are committed at the
-        end; an exception rolls back all of them.
+        end; an exception rolls back all of them. Inside another transaction, they are committed
+        with that one.
         """
         with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
+            if self._db.in_transaction:
+                begin, undo, end = "SAVEPOINT s", "ROLLBACK TO s", "RELEASE s"
+            else:
+                begin, undo, end = "BEGIN IMMEDIATE", "ROLLBACK", "COMMIT"
+            self._db.execute(begin)
             try:
                 yield
             except BaseException:
-                self._db.execute("ROLLBACK")
+                self._db.execute(undo)
                 raise
-            self._db.execute("COMMIT")
+            self._db.execute(end)
 
     def rows(self, sql: str, *values: object) -> list[Any]:
         """Execute a query, and return all of its rows."""
@@ -215,15 +223,16 @@ class Store:
         # Same as `Event._make`, without a Python call for each row.
         return [tuple.__new__(Event, row) for row in found]
 
-    def newest_events(self, topic_id: int, limit: int) -> list[tuple[Event, float]]:
-        """Return the newest events of a topic, at most `limit` of them, newest first, each with its
-        publication time in seconds since the epoch.
+    def newest_events(self, topic_id: int, position: int, limit: int) -> list[tuple[Event, float]]:
+        """Return the newest events of a topic after `position`, at most `limit` of them, newest
+        first, each with its publication time in seconds since the epoch.
         """
         found = self.rows(
             "SELECT e.position, e.event_id, e.schema_id, e.payload, e.at FROM topic_log AS l"
             " JOIN events AS e ON e.position = l.position"
-            " WHERE l.topic_id = ? ORDER BY l.position DESC LIMIT ?",
+            " WHERE l.topic_id = ? AND l.position > ? ORDER BY l.position DESC LIMIT ?",
             topic_id,
+            position,
             limit,
         )
         return [(Event._make(row[:4]), float(row[4])) for row in found]
@@ -244,31 +253,41 @@ class Store:
         )
         return [(int(row[0]), float(row[1])) for row in reversed(found)]
 
-    def purge(self, at: float) -> int | None:
-        """Delete the events and marks (positions without events) that were created at or before
-        `at`, in seconds since the epoch.
+    def purge(self, through: int, most: int) -> bool:
+        """Delete the oldest events and marks (positions without events) up to and including a
+        position, at most `most` of each.
 
         Returns:
-            The newest deleted position, or None if nothing was deleted.
+            Whether all of them are deleted.
         """
         with self.transaction():
-            newest: int | None = self.rows(
-                "SELECT max(position) FROM (SELECT position FROM events WHERE at <= ?"
-                " UNION ALL SELECT position FROM marks WHERE at <= ?)",
-                at,
-                at,
-            )[0][0]
-            if newest is not None:
-                self.forget_through(newest)
-        return newest
+            end = through
+            for table in ("events", "marks"):
+                found = self.rows(
+                    f"SELECT position FROM {table} WHERE position <= ?"  # noqa: S608 - fixed names
+                    " ORDER BY position LIMIT 1 OFFSET ?",
+                    through,
+                    most - 1,
+                )
+                end = min([end, *found[0]]) if found else end
+            self._delete_through(end)
+            self.set_meta("purged_through", str(through))
+        return end == through
 
     def forget_through(self, position: int) -> None:
         """Delete the events up to and including a position, and the marks (positions without
         events) in the same range. Call this inside a `transaction`.
         """
-        for table in ("topic_log", "events", "marks"):
-            self.run(f"DELETE FROM {table} WHERE position <= ?", position)  # noqa: S608 - fixed names
+        self._delete_through(position)
         self.set_meta("purged_through", str(position))
+
+    def _delete_through(self, position: int) -> None:
+        self.run(  # by the key of each topic: the table has no index by position alone
+            "DELETE FROM topic_log WHERE topic_id IN (SELECT id FROM topics) AND position <= ?",
+            position,
+        )
+        self.run("DELETE FROM events WHERE position <= ?", position)
+        self.run("DELETE FROM marks WHERE position <= ?", position)
         self.blocks.forget(position)
 
     def renumber(self, above: int) -> int:
@@ -298,13 +317,21 @@ class Store:
         """Return the newest position that was created, with or without an event, before `at`
         (seconds since the epoch). Return None if there is no such position.
         """
-        found: int | None = self.rows(
-            "SELECT max(position) FROM (SELECT max(position) AS position FROM events WHERE at < ?"
-            " UNION ALL SELECT max(position) FROM marks WHERE at < ?)",
-            at,
-            at,
-        )[0][0]
-        return found
+        newest = "SELECT position FROM {} WHERE at < ? ORDER BY at DESC, position DESC LIMIT 1"
+        found = [
+            row[0] for table in ("events", "marks") for row in self.rows(newest.format(table), at)
+        ]
+        return max(found, default=None)
+
+    def newest_time(self) -> float:
+        """Return the newest time of an event or mark, in seconds since the epoch; 0 if there is
+        none.
+        """
+        found = self.rows(
+            "SELECT max(at) FROM (SELECT max(at) AS at FROM events"
+            " UNION ALL SELECT max(at) FROM marks)"
+        )
+        return float(found[0][0] or 0.0)
 
     def oldest(self) -> float | None:
         """Return the time at which the oldest stored position, with or without an event, was

@@ -3,8 +3,8 @@
 There is no password: anyone who can reach the port may use the page, just as anyone can sign in
 with the published default credentials. The checks protect against other sites in the same browser:
 
-    another site's name that resolves to this address     the Host header is checked
-    (DNS rebinding)
+    another site's name that resolves to this address     the Host header is checked, for every
+    (DNS rebinding)                                       path (`http.hosts`)
     another site's form that posts to this page           Sec-Fetch-Site, Origin and the form's
                                                           token are checked
     another site's frame around this page                 response headers forbid it (`shell`)
@@ -13,7 +13,6 @@ with the published default credentials. The checks protect against other sites i
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import secrets
 from http import HTTPStatus
 from urllib.parse import SplitResult, parse_qsl, urlsplit
@@ -36,21 +35,6 @@ class Guard:
     def field(self) -> Markup:
         """Return the hidden form field with the token. Every form must include this field."""
         return tag("input", type="hidden", name=_TOKEN, value=self._token)
-
-    def check_host(self, call: Call) -> None:
-        """Check that the Host header is an IP address, a local name (without a dot, or ending in
-        .localhost), or the emulator's announced name.
-
-        Raises:
-            Problem: The Host header is any other name.
-        """
-        host = _parts(call.named).hostname or ""
-        if host != urlsplit(call.url).hostname and not _is_ours(host):
-            raise Problem(
-                HTTPStatus.MISDIRECTED_REQUEST,
-                f"the page is not served under the name {host!r}: use localhost, an IP address, or"
-                " the host name that the emulator announces (--advertise)",
-            )
 
     def form(self, call: Call) -> dict[str, str]:
         """Return the fields of a submitted form, by name, after checking that the form is from a
@@ -89,15 +73,3 @@ def _parts(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError:  # an incomplete IPv6 address
         return urlsplit("")
-
-
-def _is_ours(host: str) -> bool:
-    if "." not in host and ":" not in host:
-        return bool(host)  # localhost, and the names of containers in the same network
-    if host.endswith(".localhost"):
-        return True
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -75,6 +75,7 @@ def counts(world: World) -> dict[str, Markup]:
     managed: Counter[str] = Counter()
     for record in world.managed.all():
         managed[record.topic] += world.bus.tally.of_managed(record.subscription_id).delivered
+    world.cometd.sessions.end_dead()  # otherwise they would count as streams
     for topic in world.bus.topics():
         count = world.bus.tally.of_topic(topic.name)
         streams = world.bus.bells.count(topic.name)

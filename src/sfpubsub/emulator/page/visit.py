@@ -132,18 +132,17 @@ Work = Callable[[Visit], Answer]
 
 
 def handler(work: Work, guard: Guard, path: str) -> Callable[[Call], Answer]:
-    """Return a handler that checks the Host header, calls `work`, and shows a `Problem` as a page.
+    """Return a handler that calls `work`, and shows a `Problem` as a page.
 
     Args:
         work: Answers the request.
-        guard: Checks the host and the forms.
+        guard: Checks the forms.
         path: Path of the navigation entry to mark as current.
     """
 
     def answer(call: Call) -> Answer:
         visit = Visit(call, guard, path)
         try:
-            guard.check_host(call)
             return work(visit)
         except Problem as found:
             parts: tuple[Any, ...] = (tag("p", tag("a", "All topics", href="/")),)

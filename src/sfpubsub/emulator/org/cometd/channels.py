@@ -117,6 +117,16 @@ class Channels:
         )
         return [Record(row[0], row[1], row[2], json.loads(row[3])) for row in rows]
 
+    def update(self, record: Record, fields: Mapping[str, Any]) -> None:
+        """Change fields of a record, which apply to the next changes of the org."""
+        with self._lock, self._store.transaction():
+            kept = {item.record_id: item.fields for item in self.records(record.kind)}
+            self._store.run(
+                "UPDATE streaming_records SET fields = ? WHERE id = ?",
+                json.dumps({**kept.get(record.record_id, {}), **fields}),
+                record.record_id,
+            )
+
     def delete(self, record_id: str) -> None:
         """Delete a record. Subscribers of its channel stay connected but receive no more events."""
         self._store.run("DELETE FROM streaming_records WHERE id = ?", record_id)
@@ -187,7 +197,7 @@ class Channels:
         """Return an event as a Bayeux message.
 
         Args:
-            path: The channel to name in the message.
+            path: The channel to name in the message, with the subscription's filter.
             topic: The topic or log that contains the event.
             event: The event.
         """
@@ -312,7 +322,8 @@ def _path(kind: str, name: str) -> str:
 
 def with_names(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """Return a decoded change event in the format of the Streaming API: with field names instead of
-    bitmaps. Empty fields are omitted, unless the change emptied them.
+    bitmaps. Empty fields are omitted, unless the change emptied them; a difference between texts is
+    marked as one.
     """
     header = dict(payload["ChangeEventHeader"])
     names = [str(field["name"]) for field in schema["fields"]]
@@ -323,6 +334,9 @@ def with_names(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
         for name, value in payload.items()
         if name != "ChangeEventHeader" and (value is not None or name in header["nulledFields"])
     }
+    for name in header["diffFields"]:
+        if isinstance(fields.get(name), str):
+            fields[name] = {"diff": fields[name]}
     return {"ChangeEventHeader": header, **fields}
 
 

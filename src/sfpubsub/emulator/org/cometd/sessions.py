@@ -34,13 +34,13 @@ class Subscription:
     """The subscription of a session to one channel.
 
     Attributes:
-        path: The channel.
+        channel: The channel as the client named it, with its filter.
         topic: The topic or log that contains the channel's events.
         position: The position up to which `CometdSessions.collect` has read the channel.
         conditions: The filter, as returned by `Channels.conditions`.
     """
 
-    path: str
+    channel: str
     topic: Topic
     position: int
     conditions: Sequence[tuple[str, str]]
@@ -63,6 +63,7 @@ class Session:
     """The mailbox of the newest connect message; used to wake the thread that holds it."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    """By channel, as the client named it."""
     connects: int = 0
     """Number of connect messages received. A pending one that is not the newest must end."""
     pending: int = 0
@@ -124,6 +125,7 @@ class CometdSessions:
             username,
             self._clock.now(),
         )
+        self.end_dead()
         self._bus.bells.listen(BELL, session.wake)
         with self._lock:
             self._sessions[session.client_id] = session
@@ -176,16 +178,16 @@ class CometdSessions:
     def subscribe(self, session: Session, subscription: Subscription) -> None:
         """Subscribe a session to a channel, or replace its subscription to that channel."""
         with session.lock:
-            is_new = subscription.path not in session.subscriptions
-            session.subscriptions[subscription.path] = subscription
+            is_new = subscription.channel not in session.subscriptions
+            session.subscriptions[subscription.channel] = subscription
         if is_new:
             self._bus.bells.listen(subscription.topic.name, session.wake)
         session.wake()
 
-    def unsubscribe(self, session: Session, path: str) -> None:
+    def unsubscribe(self, session: Session, channel: str) -> None:
         """Remove a session's subscription to a channel, if there is one."""
         with session.lock:
-            found = session.subscriptions.pop(path, None)
+            found = session.subscriptions.pop(channel, None)
         if found is not None:
             self._bus.bells.forget(found.topic.name, session.wake)
 
@@ -194,7 +196,7 @@ class CometdSessions:
 
         Args:
             session: The session.
-            only: Path of the only channel to read; None reads all channels.
+            only: The only channel to read, as the client named it; None reads all channels.
 
         Returns:
             At most `Settings.streaming_reply_events` messages for each channel. Messages of all
@@ -203,35 +205,55 @@ class CometdSessions:
         found: list[tuple[int, dict[str, Any]]] = []
         with session.lock:
             for item in session.subscriptions.values():
-                if only not in (None, item.path):
-                    continue
-                limit = self._settings.streaming_reply_events
-                events, _ = self._bus.read(item.topic, item.position, limit)
-                if events:
-                    item.position = events[-1].position
-                hidden = self._delivery.hidden(session.username, item.topic)
-                if hidden is not None:
-                    events = [event for event in events if not hidden(event)]
-                self._bus.tally.of_topic(item.topic.name).delivered += len(events)
-                schemas = Counter(event.schema_id for event in events)
-                self._bus.tally.usage.delivered(self._clock.now(), schemas)
-                found += [
-                    (event.position, self._channels.message(item.path, item.topic, event))
-                    for event in events
-                    if self._channels.is_for(item.topic, event, session.user_id, item.conditions)
-                ]
+                if only in (None, item.channel):
+                    found += self._next(session, item)
         return [message for _, message in sorted(found, key=lambda pair: pair[0])]
+
+    def _next(self, session: Session, item: Subscription) -> list[tuple[int, dict[str, Any]]]:
+        """Return the next messages of a channel that the session receives, each with its position.
+        None are left only if this is empty.
+        """
+        limit = self._settings.streaming_reply_events
+        while events := self._bus.read(item.topic, item.position, limit)[0]:
+            item.position = events[-1].position
+            hidden = self._delivery.hidden(session.username, item.topic)
+            wanted = [
+                event
+                for event in events
+                if not (hidden is not None and hidden(event))
+                and self._channels.is_for(item.topic, event, session.user_id, item.conditions)
+            ]
+            if not wanted:
+                continue
+            self._bus.tally.of_topic(item.topic.name).delivered += len(wanted)
+            schemas = Counter(event.schema_id for event in wanted)
+            self._bus.tally.usage.delivered(self._clock.now(), schemas)
+            return [
+                (event.position, self._channels.message(item.channel, item.topic, event))
+                for event in wanted
+            ]
+        return []
 
     def users_of(self, path: str) -> set[str]:
         """Return the ids of the users who are subscribed to a channel."""
+        self.end_dead()
         with self._lock:
             sessions = list(self._sessions.values())
         return {session.user_id for session in sessions if path in session.subscriptions}
 
     def count(self) -> int:
         """Return the number of sessions that have not expired."""
+        self.end_dead()
         with self._lock:
-            return sum(not self._has_died(session) for session in self._sessions.values())
+            return len(self._sessions)
+
+    def end_dead(self) -> None:
+        """End the sessions that have expired. Their clients do not, and no thread waits for it."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            if self._has_died(session):
+                self.end(session)
 
     def _has_died(self, session: Session) -> bool:
         with session.lock:

@@ -16,6 +16,8 @@ TEXTS: dict[str, str] = {
     "channel slash": "400::Channel subscriptions must start with a leading '/'",
     "replay": "400::The replayId {{{replay}}} you provided was invalid.  Please provide a valid "
     "ID, -2 to replay all events, or -1 to replay only new events.",
+    "replay map": "400::The replayId for channel {{{channel}}} wasn't found using the provided "
+    "replay ID map {{{map}}}.",
     "cookie": "400::Client {client} has established a session, but no BAYEUX_BROWSER cookie "
     "present",
     "authentication": "401::Authentication invalid",

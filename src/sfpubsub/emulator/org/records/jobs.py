@@ -56,7 +56,10 @@ class Jobs:
         self._thread: threading.Thread | None = None
         self._current: Job | None = None  # the job that the thread is running
         self._stopping = False
-        self._unprocessed = threading.Lock()  # held while a file of unprocessed rows is written
+        # The jobs whose files of unprocessed rows this process wrote; an earlier process may have
+        # been killed while it wrote one.
+        self._unprocessed: set[str] = set()
+        self._writing = threading.Lock()  # guards _unprocessed; held while such a file is written
         self._jobs = {job.job_id: job for job in self.stored.jobs()}
         for job in self._jobs.values():
             if job.state in ("UploadComplete", "InProgress"):
@@ -127,7 +130,10 @@ class Jobs:
             if job.state != "Open" or path.exists():
                 raise _wrong_state("data can be uploaded only once, while the job is open")
             self.stored.make_directory()
-            path.write_bytes(data)
+            # Renamed when it is complete, so that a killed process leaves no half of an upload.
+            draft = path.with_suffix(".draft")
+            draft.write_bytes(data)
+            draft.replace(path)
 
     def close(self, job: Job) -> None:
         """Mark the upload of an ingest job as complete, and queue the job.
@@ -169,14 +175,17 @@ class Jobs:
 
     def unprocessed(self, job: Job, columns: list[str]) -> ResultFile:
         """Return a file with the unprocessed rows of an ingest job that has ended. If the worker
-        thread has not finished with the job yet, wait for it. The first call writes the file.
+        thread has not finished with the job yet, wait for it. The first call in a process writes
+        the file.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._current is not job)
         file = self.stored.result(job, "unprocessed", columns)
-        with self._unprocessed:
-            if not file.count:
+        with self._writing:
+            if job.job_id not in self._unprocessed:
+                file.remove()
                 job_work.write_unprocessed(file, self.stored.upload_path(job), job)
+                self._unprocessed.add(job.job_id)
         return file
 
     def stop(self) -> None:

@@ -41,7 +41,10 @@ class LateEvents:
         self._stopping = False
         store.run(_TABLE)
         clock.on_jump(self._wake)
-        first = store.rows("SELECT min(due) FROM late_events")[0][0]
+
+    def start(self) -> None:
+        """Await the events that an earlier process scheduled."""
+        first = self._store.rows("SELECT min(due) FROM late_events")[0][0]
         if first is not None:
             self._await(first)
 
