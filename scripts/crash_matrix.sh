@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
 
-prepare all,docs dev
+prepare all dev
 prepare_java
 kills="${1:-243}"
 seed="${2:-$((RANDOM * 32768 + RANDOM))}"

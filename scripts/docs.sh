@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
-prepare all,docs dev
+prepare all dev
 # Rebuild everything, because Sphinx does not detect changes of the code that pages are generated
 # from.
 python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet \

@@ -1,7 +1,7 @@
 # Sourced by the other scripts: creates .venv with the given extras and dependency group,
 # and activates it.
 #
-#   prepare EXTRAS [GROUP]     for example: prepare emulator,spark; prepare all,docs dev
+#   prepare EXTRAS [GROUP]     for example: prepare emulator,spark; prepare all dev
 #
 # Requires only Python 3.11 or newer with its venv module. Installs again only if the project's
 # requirements or the extras have changed.

@@ -4,5 +4,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck disable=SC1091
 . scripts/environment.sh
-prepare all,docs dev
+prepare all dev
 python -c 'from sfpubsub.monitoring.metrics import metrics_page; print(metrics_page(), end="")' >docs/reference/metrics.md

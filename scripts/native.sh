@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
-prepare all,docs dev
+prepare all dev
 prepare_native || exit 0
 unset SFPUBSUB_NATIVE
 

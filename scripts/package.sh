@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
-prepare all,docs dev
+prepare all dev
 dist=${1:-dist}
 if [ -n "$(ls -A "$dist" 2>/dev/null)" ]; then
   echo "$dist is not empty: remove it, or pass another directory" >&2

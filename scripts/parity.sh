@@ -36,5 +36,5 @@ esac
 
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
-prepare all,docs dev
+prepare all dev
 exec python -m pytest tests/parity -p no:cacheprovider "$@"

@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
-prepare all,docs dev
+prepare all dev
 # Requirements of Spark Connect, which only its slow test needs.
 install "${SFPUBSUB_VENV:-.venv}" --constraint constraints.txt 'pyspark[connect]'
 python -m pytest -m slow -s

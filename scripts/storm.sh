@@ -16,7 +16,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
 
-prepare all,docs dev
+prepare all dev
 prepare_java
 storms="${1:-20}"
 seed="${2:-$((RANDOM * 32768 + RANDOM))}"

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
 began=$SECONDS
-prepare all,docs dev
+prepare all dev
 
 # Container images often disable bytecode files. Then each of the hundred Python processes that the
 # tests start compiles everything it imports, which would take most of its time.

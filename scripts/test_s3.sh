@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
-prepare all,docs dev
+prepare all dev
 prepare_iceberg
 # The object store server, which only these tests need.
 server=('moto[s3]==5.2.5' 'flask>=3' 'flask-cors>=6')

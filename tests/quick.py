@@ -1,17 +1,18 @@
 """The tests of ``scripts/quick.sh``: those that need neither Spark, a browser, nor an emulator.
 
-``python -m tests.quick`` lists the files to run. A file is left out if it, or a module of tests
-that it imports, imports `STARTERS`, that is what starts an emulator or a process; these files take
-minutes, so ``scripts/test.sh`` runs them. As a pytest plugin (``-p tests.quick``), this module
-skips each file and test that fails because a package of `HEAVY` is not installed. Neither rule has
-a list of tests, so a new test needs no registration. Tests of the listed files that use the
-fixture ``run_emulator`` are marked ``emulator`` and deselected.
+``python -m tests.quick`` runs them; arguments are those of pytest. A file is left out if it, or a
+module of tests that it imports, imports `STARTERS`, that is what starts an emulator or a process;
+these files take minutes, so ``scripts/test.sh`` runs them. As a pytest plugin
+(``-p tests.quick``), this module skips each file and test that fails because a package of `HEAVY`
+is not installed. Neither rule has a list of tests, so a new test needs no registration. Tests of
+these files that use the fixture ``run_emulator`` are marked ``emulator`` and deselected.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -119,4 +120,5 @@ def _missing(error: BaseException | None) -> str | None:
 
 
 if __name__ == "__main__":
-    print("\n".join(str(path.relative_to(TESTS.parent)) for path in selected()))
+    chosen = ["-m", "not slow and not foreign and not emulator", *map(str, selected())]
+    sys.exit(pytest.main(["-q", "-r", "fE", "-p", "tests.quick", *sys.argv[1:], *chosen]))

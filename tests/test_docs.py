@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ import pytest
 from sfpubsub import FileReplayStore, ReplayId, StartPosition
 from sfpubsub.cli.main import cli, run
 from sfpubsub.config import Settings
+from sfpubsub.testing import Fault
 
 from . import java
 from .cli.test_cli import point_at
@@ -345,6 +347,59 @@ def test_the_commands_of_the_operations_page_run(run_emulator, monkeypatch, tmp_
 def _names(page: str) -> list[str]:
     """Return the names in the first column of what `lag` prints."""
     return [line[2:22].strip() for line in page.splitlines()[1:]]
+
+
+SILENCE = page("nothing-arrives")
+
+
+def test_the_commands_for_when_nothing_arrives_run(run_emulator, monkeypatch, tmp_path):
+    """The commands of the page run in its order, and the event that they publish arrives."""
+    point_at(run_emulator(), monkeypatch)
+    monkeypatch.setenv("SFPUBSUB_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert run(["subscribe", "--managed", NAME, "--idle-timeout", "0.1"]) == 0  # for lag
+    printed = {}
+    for line in "".join(blocks(SILENCE, "sh")).splitlines():
+        quick = line.replace("--idle-timeout 30", "--idle-timeout 1")
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", quick],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert done.returncode == 0, line
+        printed[line] = done.stdout
+    (arrived,) = [text for line, text in printed.items() if line.endswith("tail -1")]
+    assert json.loads(arrived)["payload"]["Order_Number__c"] == "test"
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (["doctor", "--topic", "/event/Nope__e"], "failed topic: … no topic …"),
+        (["doctor", "--managed", NAME], "failed managed subscription: … is in state STOP"),
+        (["doctor", "--managed", "No"], "failed managed subscription: … no managed subscription …"),
+        (["doctor", "--object", "Contact"], "failed changes of …: not selected …"),
+        (["subscribe", "--topic", TOPIC], "error: … exceeded the event delivery limit …"),
+        (["publish", "/data/AccountChangeEvent"], "error: you cannot publish to …"),
+    ],
+)
+def test_the_answers_for_when_nothing_arrives_are_given(
+    command, answer, run_emulator, monkeypatch, capsys
+):
+    """The page's answers to its questions are what the commands print."""
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
+    assert f"| `{answer}`" in SILENCE.read_text(encoding="utf-8").replace("  ", " ")
+    assert run(["managed", "stop", NAME, "--yes"]) == 0
+    if command[0] == "subscribe":
+        limit = "subscription.limit.exceeded"
+        emulator.faults.add(Fault("refuse", rpc="Subscribe", error_code=limit))
+    monkeypatch.setattr("sys.stdin", io.StringIO("{}\n"))
+    capsys.readouterr()
+    assert run(command) != 0
+    text = " ".join("".join(capsys.readouterr()).split())
+    assert re.search(re.escape(answer).replace("…", ".*"), text), text
 
 
 def test_the_command_lines_of_the_readme_parse():

@@ -26,6 +26,7 @@ RUN_ELSEWHERE = {
     "ingest_job.py": "tests/spark/test_examples.py",
     "mirror.py": "tests/spark/test_examples.py",
     "outbox.py": "tests/faults/test_kill_publish.py",
+    "postgres.py": "tests/faults/test_kill_postgres.py",
     "streaming_query.py": "tests/spark/test_examples.py",
 }
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 import sfpubsub
+
+from .pages import ROOT, page
 
 
 def python(code: str) -> str:
@@ -16,6 +20,18 @@ def python(code: str) -> str:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     return done.stdout.strip()
+
+
+def test_every_extra_is_for_users():
+    """The extras are those of the install page.
+
+    What development needs is in dependency groups, which are not published.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    table = (
+        page("install").read_text(encoding="utf-8").partition("| extra |")[2].partition("\n\n")[0]
+    )
+    assert set(project["optional-dependencies"]) == set(re.findall(r"^\| `(\w+)` ", table, re.M))
 
 
 @pytest.mark.parametrize("name", sfpubsub.__all__)
