@@ -141,7 +141,7 @@ def test_a_commit_that_another_program_replaced_is_noticed(open_store, tmp_path)
     """
     store = open_store(LocalDeltaStore)
     assert store.append(ROWS, 1, note(1))
-    path = tmp_path / "t" / "_delta_log" / f"{store.version():020d}.json"
+    path = tmp_path / "t" / "_delta_log" / f"{int(store.version()):020d}.json"
     path.write_text('{"commitInfo": {"operation": "OPTIMIZE"}}\n')
     with pytest.raises(Conflict, match="has replaced version 1"):
         store.append(ROWS, 2, note(2))

@@ -21,6 +21,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -140,9 +141,18 @@ class DeltaStore:
         """Return the table's columns."""
         return self.read().schema
 
-    def version(self) -> int:
+    def version(self) -> str:
         """Return the number of the newest commit of any writer."""
-        return self._history(1)[0].version
+        return str(self._history(1)[0].version)
+
+    def is_restored_since(self, version: str) -> bool:
+        """Return whether the table was restored to any earlier version after *version*.
+
+        A restore in a part of the log that has been deleted (after 30 days,
+        ``delta.logRetentionDuration``) is not noticed.
+        """
+        newer = takewhile(lambda each: each.version > int(version), self.commits())
+        return any(each.operation == "RESTORE" for each in newer)
 
     def commits(self) -> Iterator[Commit]:
         """Yield the commits that the log still has, newest first."""
@@ -249,11 +259,9 @@ class DeltaStore:
         """Add the columns and nested fields of an empty DataFrame that the table lacks."""
         self._save(nothing.write.format("delta").mode("append").option("mergeSchema", "true"))
 
-    def read(self, version: str | None = None) -> DataFrame:
-        """Return the table's rows, now or as of a version."""
+    def read(self) -> DataFrame:
+        """Return the table's current rows."""
         reader = self._spark.read.format("delta")
-        if version is not None:
-            reader = reader.option("versionAsOf", version)
         return reader.load(self._path) if self._table is None else reader.table(self._table)
 
     def settings(self, number: int, note: str) -> Mapping[str, str]:
@@ -313,10 +321,10 @@ class LocalDeltaStore(DeltaStore):
             return super().columns()
         return StructType.fromJson(json.loads(found.schema().to_json()))
 
-    def version(self) -> int:
+    def version(self) -> str:
         """See `DeltaStore`."""
         found = self._kept()
-        return super().version() if found is None else int(found.version())
+        return super().version() if found is None else str(found.version())
 
     def number(self) -> int | None:
         """See `DeltaStore`. It is always known, because the log keeps it forever."""

@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sfpubsub.errors import WriteError
+from sfpubsub.spark.runtime.paths import EXACT_PATHS
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.runtime.sql import pairs_in_sql, quoted, sql_text
 
@@ -47,6 +48,9 @@ _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
+
+# Table property: a random id, because no query returns Iceberg's own.
+IDENTITY = "sfpubsub.id"
 
 # Table property: the snapshot whose note was copied last.
 COPIED = "sfpubsub.snapshot"
@@ -181,13 +185,35 @@ class Iceberg:
         # The two were read one after the other.
         return history if history.tip is None or history.tip in found else self.history()
 
-    def metadata_file(self) -> str:
-        """Return the URL of the file with the table's current metadata."""
+    def identity(self) -> str:
+        """Return the id of the table; moving the table keeps it.
+
+        It is the property `IDENTITY`; a table of an earlier version has only Iceberg's own id,
+        which is in its metadata.
+        """
+        ours = self.properties().get(IDENTITY)
+        if ours is not None:
+            return ours
         (row,) = self._spark.sql(
             f"SELECT max_by(file, timestamp) "  # noqa: S608  # a quoted name
             f"FROM {self._name}.metadata_log_entries"
         ).collect()
-        return str(row[0])
+        reader = self._spark.read.options(**EXACT_PATHS, multiLine="true")
+        return str(reader.schema("`table-uuid` STRING").json(row[0]).collect()[0][0])
+
+    def version(self) -> str:
+        """Return the id of the current snapshot; ``0`` for a table without snapshots."""
+        return str(self.history().tip or 0)
+
+    def is_restored_since(self, version: str) -> bool:
+        """Return whether the table was rolled back to before the snapshot *version*.
+
+        If that snapshot has expired, it is not known, and the result is False.
+        """
+        history = self.history()
+        if int(version) in (snapshot.id for snapshot in history.main()):
+            return False
+        return int(version) in history.snapshots
 
     def create(
         self, columns: DataFrame, properties: Mapping[str, str], partition: str | None = None

@@ -16,16 +16,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import WriteError
+from sfpubsub.spark.formats.delta import DeltaStore
 from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.iceberg import Iceberg
+from sfpubsub.spark.raw.delta import delta_table
 from sfpubsub.spark.raw.destination import check_raw_table
 from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.raw.iceberg import iceberg_at
 from sfpubsub.spark.raw.layout import PARTITION, PREFIX, STORED
-from sfpubsub.spark.raw.lineage import lineage_of
 from sfpubsub.spark.raw.ownership import BATCH_PREFIX, table_id
 from sfpubsub.spark.raw.schema import BATCH_COLUMN
 from sfpubsub.spark.runtime.checks import check_file_system
 from sfpubsub.spark.runtime.paths import EXACT_PATHS, file_url
-from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
 
 
 @dataclass(frozen=True, order=True)
@@ -55,7 +58,7 @@ class RawBatches:
         """For Parquet: URL of the directory of each listed batch, by batch id."""
         self._end: tuple[str, str] | None = None
         """The version listed last and the id of its last batch, to avoid repeated queries."""
-        self._lineage = lineage_of(spark, table)
+        self._store = _store_of(spark, table)
         check_raw_table(table)
         if table.local is None and not table.in_catalog:
             check_file_system(spark, table.address)
@@ -70,8 +73,8 @@ class RawBatches:
             WriteError: The table cannot be read.
         """
         with self._errors("identity"):
-            if self._lineage is not None:
-                return self._lineage.identity()
+            if self._store is not None:
+                return self._store.identity()
         return table_id(self._table.local) if self._table.local is not None else None
 
     def version(self) -> str | None:
@@ -84,7 +87,7 @@ class RawBatches:
             WriteError: The table cannot be read.
         """
         with self._errors("version"):
-            return None if self._lineage is None else self._lineage.version()
+            return None if self._store is None else self._store.version()
 
     def is_restored_since(self, version: str | None) -> bool:
         """Return whether the table was restored to an earlier version after *version*.
@@ -95,9 +98,9 @@ class RawBatches:
             WriteError: The table cannot be read.
         """
         with self._errors("versions"):
-            if self._lineage is None or version is None:
+            if self._store is None or version is None:
                 return False
-            return self._lineage.is_restored_since(version)
+            return self._store.is_restored_since(version)
 
     def after(self, last: RawBatch | None, version: str | None = None) -> list[RawBatch]:
         """Return the batches after *last* in the order of writing; all batches if *last* is None.
@@ -203,11 +206,12 @@ class RawBatches:
         return _batches(frame)
 
     def _frame(self, version: str | None) -> DataFrame:
-        if self._lineage is not None and version is not None:
-            return self._lineage.at(version)
+        reader = self._spark.read.format(self._table.format)
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
         if self._table.in_catalog:
-            return self._spark.read.table(self._table.in_sql)
-        return self._spark.read.format(self._table.format).load(self._table.url)
+            return reader.table(self._table.in_sql)
+        return reader.load(self._table.url)
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
@@ -217,6 +221,19 @@ class RawBatches:
             raise WriteError(
                 f"the {what} of {self._table} cannot be read: {first_line(error)}"
             ) from error
+
+
+def _store_of(spark: SparkSession, table: Destination) -> DeltaStore | Iceberg | None:
+    """Return the table as its format has it; None for a Parquet table, which has no versions.
+
+    Tables that are derived from a raw table cannot follow a Delta RESTORE or an Iceberg rollback,
+    which only the table's log tells, not its rows.
+    """
+    if table.format == "delta":
+        return delta_table(spark, table)
+    if table.format == "iceberg":
+        return iceberg_at(spark if table.in_catalog else own_session(spark), table)
+    return None
 
 
 def _batches(frame: DataFrame) -> list[RawBatch]:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats import Conflict
 from sfpubsub.spark.formats.destination import Destination
-from sfpubsub.spark.formats.iceberg import COPIED, Busy, History, Iceberg, in_directory
+from sfpubsub.spark.formats.iceberg import COPIED, IDENTITY, Busy, History, Iceberg, in_directory
 from sfpubsub.spark.raw.frames import with_comments
 from sfpubsub.spark.raw.layout import PARTITION
 from sfpubsub.spark.raw.logged import LoggedTable
@@ -27,9 +27,6 @@ from sfpubsub.spark.runtime.paths import is_object_store
 
 # Name of the snapshot property and of the table property that contain the state.
 STATE = "sfpubsub.state"
-
-# Table property: a random id, because no query returns Iceberg's own.
-IDENTITY = "sfpubsub.id"
 
 # Store no minimum and maximum. They imply an order, which replay ids do not have, and would be
 # useless for the other columns.
