@@ -60,13 +60,17 @@ def flaws_of_history(spark: SparkSession, format_: str) -> Callable[[str], list[
         versions: dict[str, list[dict[str, Any]]] = {}
         for row in read.load(f"{place}_history").toArrow().to_pylist():
             versions.setdefault(row["record_id"], []).append(row)
-        return [f"{row['record_id']}: {flaw}" for row in current for flaw in _flaws(row, versions)]
+        return [
+            f"{row['record_id']}: {flaw}"
+            for row in current
+            for flaw in flaws_between(row, versions.get(row["record_id"], []))
+        ]
 
     return flaws
 
 
-def _flaws(row: dict[str, Any], versions: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    own = versions.get(row["record_id"], [])
+def flaws_between(row: dict[str, Any], own: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what is wrong with the versions of a record."""
     last = [each for each in own if each["valid_to"] is None]
     if len(last) != 1:
         yield f"{len(last)} versions are open"

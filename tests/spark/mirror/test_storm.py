@@ -42,7 +42,7 @@ from tests.faults.storm_org import (
     seed_of,
     truth_of,
 )
-from tests.faults.storm_tables import readers_of, rows_of
+from tests.faults.storm_tables import flaws_between, readers_of, rows_of
 from tests.faults.storm_writer import WEIGHTS, Writer
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.mirror.mirror_world import MARGIN, PATIENCE, World
@@ -361,3 +361,20 @@ def test_tables_equal_their_org_after_a_storm(spark: SparkSession, tmp_path: Pat
             assert world.compare_unmarked() == ""
             world.settle(mirror)
         assert world.compare() == {}
+
+
+def test_flaws_of_a_history_are_found():
+    """A history that does not end with the row, has a hole, or is not open once, has a flaw."""
+    row = {"record_id": "1", "Name": "b", "_is_deleted": False}
+    first = {"record_id": "1", "Name": "a", "_is_deleted": False, "valid_from": 1, "valid_to": 2}
+    last = {**first, "Name": "b", "valid_from": 2, "valid_to": None}
+    assert list(flaws_between(row, [first, last])) == []
+    for versions in (
+        [],
+        [first],
+        [{**first, "valid_to": None}, last],
+        [first, {**last, "Name": "a"}],
+        [first, {**last, "_is_deleted": True}],
+        [{**first, "valid_to": 3}, last],
+    ):
+        assert len(list(flaws_between(row, versions))) == 1
