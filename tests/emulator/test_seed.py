@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from sfpubsub.emulator.org import seed as seeds
-from sfpubsub.emulator.org.problems import SeedError
+from sfpubsub.emulator.org.problems import EmulatorProblem, SeedError
 from sfpubsub.emulator.server import EmulatorServer
 
 from .support import ACCOUNTS, CHANGES, MANAGED, ORDERS, Client
@@ -230,3 +230,25 @@ def test_invalid_seed(tmp_path, name):
     assert message.startswith(f"seed {seed}: ")
     assert "\n" not in message
     assert not (tmp_path / "data").exists()
+
+
+def test_a_start_that_fails_changes_nothing(tmp_path):
+    """If a seed cannot be applied to an existing directory, nothing of it is, and an org id given
+    with it does not turn the directory into that of a refreshed sandbox.
+    """
+    data = tmp_path / "data"
+    with EmulatorServer(data) as emulator:
+        (published,) = emulator.publish(ORDERS, [{"Order_Number__c": "1"}])
+        before = emulator.access_token, emulator.tenant_id
+    seed = write(
+        tmp_path / "other.toml",
+        "[[users]]\nusername = 'new@example.com'\n"
+        "[[objects]]\nname = 'Other__c'\nkey_prefix = '001'\n"
+        "fields = [{name = 'Name', type = 'string'}]\n",
+    )
+    with pytest.raises(EmulatorProblem, match="key prefix 001 belongs to Account"):
+        EmulatorServer(data, seed=seed, org_id="00DSB0000000002")
+    with EmulatorServer(data) as emulator:
+        assert (emulator.access_token, emulator.tenant_id) == before
+        assert emulator.bus.position(published.replay_id) is not None
+        assert emulator.accounts.user("new@example.com") is None
