@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from sfpubsub.emulator.org.soql import Malformed, NotOffered
+
+NOT_OFFERED = "NOT_SUPPORTED_BY_THE_EMULATOR"
+"""The code, with HTTP status 501, for what an org has and the emulator does not. No org sends it,
+so it cannot be mistaken for an org's answer to a mistake.
+"""
+
 
 class RecordProblem(Exception):  # noqa: N818 - an answer, not a bug
     """Raised if a query, a record change or a Bulk API request fails.
@@ -59,3 +66,15 @@ def no_column(name: str, of: str) -> RecordProblem:
         " WSDL or the describe call for the appropriate names."
     )
     return RecordProblem("INVALID_FIELD", text)
+
+
+def not_offered(what: str) -> RecordProblem:
+    """Return the error for something that an org has and the emulator does not."""
+    return RecordProblem(NOT_OFFERED, f"{what} is not supported by the emulator", status=501)
+
+
+def malformed(error: Malformed) -> RecordProblem:
+    """Return the error for a query that cannot be parsed."""
+    if isinstance(error, NotOffered):
+        return RecordProblem(NOT_OFFERED, str(error), status=501)
+    return RecordProblem("MALFORMED_QUERY", str(error))
