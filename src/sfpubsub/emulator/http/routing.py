@@ -43,6 +43,17 @@ _OBJECT = _VERSION + r"/sobjects/(?P<object>\w+)"
 _COLLECTION = _VERSION + r"/composite/sobjects"
 _CHANNELS = r"(?P<object>PlatformEventChannel|PlatformEventChannelMember)"
 
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_NOT_OFFERED = (
+    r"/services/(async|apexrest|data/v\d{1,3}\.0/(async-queries|tooling/(sobjects|search"
+    r"|executeAnonymous|runTests\w*|completions)|composite/(batch|tree|graph)|search"
+    r"|parameterizedSearch|actions|analytics|appMenu|chatter|commerce|connect|consent|dedupe"
+    r"|folders|jsonxform|knowledgeManagement|licensing|localizedvalue|metadata|nouns|payments|prechatForms"
+    r"|process|quickActions|recent|scheduling|smartdatadiscovery|support|tabs|theme|ui-api|wave"
+    r"|sobjects/\w+/(deleted|updated|listviews|quickActions|defaultValues)))(/.*)?"
+)
+"""Paths of resources that an org has and the emulator does not."""
+
 _ROUTES = (
     _route(r"/", GET=summary.as_json),
     _route(r"/health", GET=summary.as_json),
@@ -67,6 +78,7 @@ _ROUTES = (
     _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.call),
     _route(r"/services/data/?", GET=rest.versions),
     _route(_VERSION + r"/?", GET=rest.resources),
+    _route(_VERSION + r"/(?P<area>tooling|composite|jobs)/?", GET=rest.listing),
     _route(
         _VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/?",
         GET=describe.basics,
@@ -151,7 +163,8 @@ _ROUTES = (
         PATCH=tooling.update,
         DELETE=tooling.delete,
     ),
-    _route(r"/id/(?P<org>\w+)/(?P<user>\w+)", GET=oauth.userinfo, POST=oauth.userinfo),
+    _route(r"/id/(?P<org>\w+)/(?P<user>\w+)", GET=oauth.identity, POST=oauth.identity),
+    _route(_NOT_OFFERED, **dict.fromkeys(_METHODS, rest.not_offered)),
 )
 
 # Path prefix -> the function that formats an error there; the first match applies.
@@ -172,7 +185,9 @@ def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
         call: The request.
         pages: Routes that take precedence over those of this package.
     """
-    return cors.shared(call, _answer(call, pages))
+    found = _answer(call, pages)
+    headers = {**found.headers, **rest.limit_info(call)}
+    return cors.shared(call, replace(found, headers=headers))
 
 
 def _answer(call: Call, pages: Sequence[Route]) -> Answer:
