@@ -105,6 +105,25 @@ def test_every_resource_that_is_named_answers(shared):
     assert {f"{BASE}/jobs/ingest", f"{BASE}/tooling/query"} <= asked
 
 
+def test_a_user_is_read_by_id(shared):
+    """The users and the org can be read by id, in both forms, as records are.
+
+    A field that they do not have is INVALID_FIELD, and an unknown id 404. The official CLI reads
+    the user at its sign-in.
+    """
+    (found,) = rest(shared, "GET", f"{BASE}/query?q=SELECT+Id+FROM+User").json["records"]
+    path = f"{BASE}/sobjects/User/{found['Id']}"
+    read = rest(shared, "GET", path).json
+    assert read["attributes"] == {"type": "User", "url": path}
+    assert read["Username"] == "user@example.com"
+    short = rest(shared, "GET", f"{path[:-3]}?fields=Username").json
+    assert {name for name in short if name != "attributes"} == {"Username", "Id"}
+    org = rest(shared, "GET", f"{BASE}/sobjects/Organization/{shared.tenant_id}").json
+    assert org["IsSandbox"] is True
+    assert rest(shared, "GET", f"{path}?fields=Nothing").code == (400, "INVALID_FIELD")
+    assert rest(shared, "GET", f"{path[:-6]}999AAA").code == (404, "NOT_FOUND")
+
+
 @pytest.mark.parametrize(
     "path",
     [

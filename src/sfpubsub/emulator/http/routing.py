@@ -26,7 +26,6 @@ from sfpubsub.emulator.http import (
     streaming,
     summary,
     tooling,
-    users,
 )
 from sfpubsub.emulator.http.exchange import Answer, Call, Handler, Problem, Route
 from sfpubsub.emulator.http.exchange import route as _route
@@ -107,7 +106,10 @@ _ROUTES = (
         DELETE=channels.delete,
     ),
     _route(_VERSION + r"/event/eventSchema/(?P<id>[\w-]+)/?", GET=events.schema_by_id),
-    _route(_VERSION + r"/sobjects/User/(?P<id>\w+)", GET=users.read),
+    _route(
+        _VERSION + r"/sobjects/(?P<object>User|Organization|RecordType|Profile)/(?P<id>\w+)",
+        GET=sobjects.read_computed,
+    ),
     # Records. These patterns also match the objects above, so they must follow them.
     _route(_VERSION + r"/query(?P<all>All)?/?", GET=sobjects.query),
     _route(_VERSION + r"/query(?P<all>All)?/(?P<locator>[\w-]+)", GET=sobjects.query_more),

@@ -17,7 +17,7 @@ from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import asked_of, authorised, body_of, missing
 from sfpubsub.emulator.http.tables import Table
 from sfpubsub.emulator.org.accounts import User
-from sfpubsub.emulator.org.records.problems import RecordProblem, not_offered
+from sfpubsub.emulator.org.records.problems import RecordProblem, no_field, not_offered
 from sfpubsub.emulator.org.records.queries import Plan
 from sfpubsub.emulator.org.records.reading import Page
 
@@ -49,6 +49,24 @@ def read(call: Call) -> Answer:
     user = user_of(call)
     of, found = _object(call), call.parts["id"]
     return json_answer(record(call, of, call.world.records.get(of, found, _fields(call), user)))
+
+
+def read_computed(call: Call) -> Answer:
+    """GET …/sobjects/<object>/<Id>?fields=… of an object whose records are not stored: return the
+    named fields of a record, or all fields.
+    """
+    user, name = user_of(call), call.parts["object"]
+    of = tables.of_call(call, _COMPUTED)[name.lower()].of
+    names = [field.name for field in of.fields] if (given := _fields(call)) is None else given
+    for one in names:
+        if of.field(one) is None:
+            raise no_field(one, name)
+    text = f"SELECT {', '.join(names)} FROM {name} WHERE Id = '{call.parts['id']}'"  # noqa: S608
+    plan = call.world.records.plan(text, user, computed=tables.of_call(call, _COMPUTED))
+    found = call.world.records.page(plan, user, 1, tables.linker(call, _COMPUTED)).rows
+    if not found:
+        raise missing()
+    return json_answer(found[0])
 
 
 def update(call: Call) -> Answer:

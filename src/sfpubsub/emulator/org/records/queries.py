@@ -83,7 +83,7 @@ class Output:
         field: The field, or one with the type of an aggregate's result.
         columns: SQL expressions for the value, by the name of the component that each computes;
             blank unless the field is a compound one.
-        told: The aggregate as it was written; blank for a field.
+        told: The alias of an aggregate or, without one, how it was written; blank for a field.
     """
 
     path: tuple[str, ...]
@@ -411,7 +411,8 @@ class _Scope:
             field, text = self._computed(column, "grouped")
             name = column.alias or (field.name or f"expr{unnamed}")
             unnamed += column.is_aggregate and not column.alias
-            told = f"{column.function}({column.field})" if column.is_aggregate else ""
+            written = column.alias or f"{column.function}({column.field})"
+            told = written if column.is_aggregate else ""
             self._check_grouped(select, column)
             outputs.append(Output((name,), field, {"": text}, told))
         return tuple(outputs)
