@@ -140,11 +140,11 @@ def test_a_user_is_read_by_id(shared):
     ],
 )
 def test_what_the_emulator_lacks_is_said(shared, path):
-    """A resource of an org that the emulator does not have is refused with 501 and in words, not as
-    if the path had a typo.
+    """A resource of an org that the emulator does not have is refused in words and with a code that
+    no org has, not as if the path had a typo; and not with a 5xx, after which clients try again.
     """
     reply = rest(shared, "GET", path)
-    assert reply.status == 501
+    assert reply.code == (400, "NOT_SUPPORTED_BY_THE_EMULATOR")
     assert "is not supported by the emulator" in reply.text
 
 

@@ -139,15 +139,18 @@ def test_what_an_org_refuses_is_refused(filled, text, code):
         "SELECT Id FROM Account USING SCOPE mine",
         "SELECT Id FROM Account FOR UPDATE",
         "SELECT Id FROM Account WITH DATA CATEGORY Geography__c AT usa__c",
+        "SELECT Id FROM Lead",
     ],
 )
 def test_what_the_emulator_lacks_is_not_called_malformed(filled, text):
-    """SOQL that an org understands and the emulator does not is refused with 501 and a code that no
-    org has, so that it cannot be mistaken for an org's answer to a mistake.
+    """SOQL that an org understands and the emulator does not is refused with a code of its own.
+
+    So is a standard object that it lacks. No org has that code, so it is not taken for an org's
+    answer to a mistake.
     """
     with pytest.raises(RecordProblem, match="is not supported by the emulator") as refused:
         filled(text)
-    assert (refused.value.code, refused.value.status) == ("NOT_SUPPORTED_BY_THE_EMULATOR", 501)
+    assert (refused.value.code, refused.value.status) == ("NOT_SUPPORTED_BY_THE_EMULATOR", 400)
 
 
 @pytest.mark.parametrize(

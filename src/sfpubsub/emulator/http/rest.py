@@ -139,7 +139,7 @@ def not_offered(call: Call) -> Answer:
     if "version" in call.parts:
         authorised(call)
     text = f"{call.path[:_SHOWN]} is not supported by the emulator"
-    raise RestRefused(NOT_OFFERED, text, status=HTTPStatus.NOT_IMPLEMENTED)
+    raise RestRefused(NOT_OFFERED, text)
 
 
 def limit_info(call: Call) -> dict[str, str]:
