@@ -268,7 +268,7 @@ def test_a_user_is_a_record(shared):
     assert rest(shared, "GET", f"{path}/{user}").json["Username"] == USER["username"]
     assert rest(shared, "GET", f"{path}/{user[:15]}").json["Id"] == user
     named = rest(shared, "GET", f"{path}/{user}?fields=Username").json
-    assert set(named) == {"attributes", "Username"}
+    assert set(named) == {"attributes", "Username", "Id"}  # as for every record
     assert rest(shared, "GET", f"{path}/{user}?fields=Colour").code == (400, "INVALID_FIELD")
     assert rest(shared, "GET", f"{path}/005SB0000000099").code == (404, "NOT_FOUND")
     assert rest(shared, "GET", f"{path}/{user}", access_token="").status == 401

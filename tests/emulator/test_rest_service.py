@@ -62,7 +62,7 @@ def test_every_answer_tells_the_use_of_api_calls(shared):
 )
 def test_compressed_requests_are_read(shared, coding, encode):
     """The body of a request may be compressed; one that is not what it says, ends too early, or
-    becomes too large is refused.
+    becomes too large is refused. Without a valid token, it is not even read where it may be large.
     """
     headers = {
         "Authorization": f"Bearer {shared.access_token}",
@@ -76,6 +76,8 @@ def test_compressed_requests_are_read(shared, coding, encode):
     assert ask(shared, "POST", path, body[:-6], headers).status == 400
     bomb = encode(bytes(60_000_000))
     assert ask(shared, "POST", path, bomb, headers).status == 413
+    bad = {**headers, "Authorization": "Bearer bad"}
+    assert ask(shared, "POST", path, bomb, bad).code == (401, "INVALID_SESSION_ID")
     headers["Content-Encoding"] = "br"
     assert ask(shared, "POST", path, body, headers).status == 415
 
