@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
+from sfpubsub.auth.http import HttpClient
+from sfpubsub.auth.sf_cli import SfCliLogin
 from sfpubsub.emulator.server import EmulatorServer
 
 from ..streaming.test_foreign import fetch_packages, needs_node
@@ -36,9 +40,8 @@ class Cli:
             into="official_cli",
         )
         programs = packages / "node_modules" / ".bin"
-        self._program = str(programs / "sf")
-        self._home = home
-        self._environment = {
+        self.program = str(programs / "sf")
+        self.environment = {
             **os.environ,
             "PATH": f"{programs}:{os.environ['PATH']}",
             "HOME": str(home),
@@ -52,9 +55,9 @@ class Cli:
     def text(self, *command: str) -> str:
         """Run a command, assert that it succeeds, and return what it prints."""
         done = subprocess.run(
-            [self._program, *command],
-            cwd=self._home,
-            env=self._environment,
+            [self.program, *command],
+            cwd=self.environment["HOME"],
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=LONGEST_S,
@@ -109,3 +112,25 @@ def test_the_official_cli(tmp_path):
         assert (home / "out.csv").read_text().splitlines()[1:] == ['"one"', '"bulk 1"', '"bulk 2"']
         assert cli.json("data", "delete", "record", *which)["success"]
         assert cli.json("org", "logout", "-o", "desk", "--no-prompt") == ["user@example.com"]
+
+
+def test_a_sign_in_with_a_key(tmp_path, monkeypatch):
+    """`sf` signs in with a key (JWT), and our client takes its session from that sign-in."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "key.pem").write_bytes(secret)
+    with EmulatorServer(tmp_path / "org") as emulator:
+        emulator.accounts.put_app("emulator", public_key=public.decode())
+        cli = Cli(emulator, home)
+        sign_in = ("org", "login", "jwt", "--instance-url", emulator.http_url, "--set-default")
+        who = ("--client-id", "emulator", "--username", "user@example.com")
+        assert cli.json(*sign_in, *who, "--jwt-key-file", "key.pem")["orgId"] == emulator.tenant_id
+        for name, value in cli.environment.items():
+            monkeypatch.setenv(name, value)
+        login = SfCliLogin(command=cli.program, http=HttpClient(insecure="1"))
+        session = login.get_session(None)
+        assert session.tenant_id == emulator.tenant_id
