@@ -70,7 +70,7 @@ def with_simple_salesforce() -> dict[str, Any]:
     limits = salesforce.limits()["HourlyPublishedPlatformEvents"]
     return {
         "success": made["success"],
-        "events": sorted(row["QualifiedApiName"] for row in events["records"]),
+        "entities": sorted(row["QualifiedApiName"] for row in events["records"]),
         "used": limits["Max"] - limits["Remaining"],
     }
 

@@ -453,7 +453,7 @@ def test_an_invalid_pushtopic_is_rejected(emulator, body, code):
 @pytest.mark.parametrize(
     ("query", "code"),
     [
-        ("SELECT+Id+FROM+Lead", "INVALID_TYPE"),
+        ("SELECT+Id+FROM+Nothing", "INVALID_TYPE"),
         ("SELECT+Colour+FROM+PushTopic", "INVALID_FIELD"),
         ("SELECT", "MALFORMED_QUERY"),
     ],

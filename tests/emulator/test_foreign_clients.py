@@ -53,7 +53,14 @@ def test_python_clients():
     assert json.loads(text) == {
         "simple-salesforce": {
             "success": True,
-            "events": ["AccountChangeEvent", "Order_Event__e"],
+            "entities": [
+                "Account",
+                "AccountChangeEvent",
+                "Contact",
+                "Opportunity",
+                "Order_Event__e",
+                "Order__c",
+            ],
             "used": 1,
         },
         "pysfpubsub": {"published": 1, "received": ["simple-salesforce", "pysfpubsub"]},

@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 import jwt
@@ -267,7 +268,7 @@ def test_a_user_is_a_record(shared):
     assert rest(shared, "GET", f"{path}/{user}").json["Username"] == USER["username"]
     assert rest(shared, "GET", f"{path}/{user[:15]}").json["Id"] == user
     named = rest(shared, "GET", f"{path}/{user}?fields=Username").json
-    assert set(named) == {"attributes", "Username"}
+    assert set(named) == {"attributes", "Username", "Id"}  # as for every record
     assert rest(shared, "GET", f"{path}/{user}?fields=Colour").code == (400, "INVALID_FIELD")
     assert rest(shared, "GET", f"{path}/005SB0000000099").code == (404, "NOT_FOUND")
     assert rest(shared, "GET", f"{path}/{user}", access_token="").status == 401
@@ -400,21 +401,16 @@ def bearer(access_token: str) -> dict[str, str]:
 
 
 def test_userinfo(emulator):
-    """The userinfo endpoint and the token's id URL return the token's user and org.
+    """The userinfo endpoint returns the token's user and org, wherever the request has the token.
 
     The org's ID has 18 characters.
     """
     answer = token(emulator, "password", **USER).json
     for reply in (
         ask(emulator, "GET", USERINFO, headers=bearer(answer["access_token"])),
+        ask(emulator, "GET", f"{USERINFO}?access_token={quote(answer['access_token'])}"),
         form(emulator, USERINFO, {}, bearer(answer["access_token"])),
         form(emulator, USERINFO, {"access_token": answer["access_token"]}),
-        ask(
-            emulator,
-            "GET",
-            answer["id"].removeprefix(emulator.http_url),
-            headers=bearer(answer["access_token"]),
-        ),
     ):
         assert reply.status == 200
         assert reply.json["organization_id"] == emulator.tenant_id
@@ -422,6 +418,28 @@ def test_userinfo(emulator):
         assert reply.json["preferred_username"] == USER["username"]
     own = ask(emulator, "GET", USERINFO, headers=bearer(emulator.access_token))
     assert own.json["preferred_username"] == USER["username"]
+
+
+def test_identity_url(emulator):
+    """The id URL of a token returns its user in the format of that URL, not of userinfo, and
+    accepts the token in the header, or in the query or the form as `oauth_token`.
+    """
+    answer = token(emulator, "password", **USER).json
+    path = answer["id"].removeprefix(emulator.http_url)
+    given = answer["access_token"]
+    for reply in (
+        ask(emulator, "GET", path, headers=bearer(given)),
+        ask(emulator, "GET", f"{path}?oauth_token={quote(given)}&format=json"),
+        form(emulator, path, {"oauth_token": given}),
+    ):
+        assert reply.status == 200
+        assert reply.json["id"] == answer["id"]
+        assert reply.json["username"] == reply.json["display_name"] == USER["username"]
+        assert reply.json["user_id"] == _USER_ID
+        assert reply.json["organization_id"] == emulator.tenant_id
+        assert "sub" not in reply.json
+    many = ask(emulator, "GET", path + "?" + "a=b&" * 30)
+    assert many.status == 400
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,13 @@ needs_java = pytest.mark.skipif(
 )
 
 
-def fetch_packages(name: str, *command: str, of: Path = HERE) -> Path:
+def fetch_packages(name: str, *command: str, of: Path = HERE, into: str = "") -> Path:
     """Run *command* in the cache to install the packages that the file *name* lists; return their
-    directory.
+    directory, which is called *into* or like the file.
 
     The command is skipped if it has already succeeded for the same contents of the file.
     """
-    directory = CACHE / name.partition(".")[0]
+    directory = CACHE / (into or name.partition(".")[0])
     wanted = (of / name).read_text()
     done = directory / "done"
     if not done.exists() or done.read_text() != wanted:

@@ -30,6 +30,15 @@ async function main() {
   const loaded = await connection.bulk2.loadAndWaitForResults({ object: KIND, operation: 'insert', input });
   seen.loaded = loaded.successfulResults.length;
   seen.failed = loaded.failedResults.length;
+  const headers = { 'Sforce-Query-Options': 'batchSize=200' };
+  const owned = await connection.query(
+    `SELECT Id, Owner.Username FROM ${KIND} WHERE Name LIKE 'bulk%'`,
+    { autoFetch: true, maxFetch: 1000, headers },
+  );
+  seen.fetched = owned.records.length;
+  seen.owners = [...new Set(owned.records.map((row) => row.Owner.Username))];
+  const counted = await connection.query(`SELECT COUNT(Id) n FROM ${KIND} GROUP BY OwnerId`);
+  seen.counted = counted.records.map((row) => row.n);
   const stream = await connection.bulk2.query(`SELECT Id, Name FROM ${KIND} WHERE Name LIKE 'bulk%'`);
   seen.read = (await stream.toArray()).length;
   const gone = await orders.destroy(many.filter((one) => one.success).map((one) => one.id));

@@ -61,6 +61,15 @@ def bulk(client: Salesforce) -> dict[str, Any]:
     seen["sets"], seen["read"] = len(pages), len(rows)
     seen["queried"] = client.query_all(soql)["totalSize"]
     seen["iterated"] = sum(1 for _ in client.query_all_iter(soql))
+    seen["sandbox"] = client.is_sandbox()
+    counted = client.query(f"SELECT COUNT(Id) n, MAX(Name) m FROM {KIND} WHERE Name LIKE 'bulk%'")
+    seen["counted"] = [counted["records"][0][name] for name in ("n", "m")]
+    owned = client.query(f"SELECT Owner.Username FROM {KIND} WHERE CreatedDate = TODAY LIMIT 1")
+    seen["owner"] = owned["records"][0]["Owner"]["Username"]
+    kind = {"attributes": {"type": "Order_Event__e"}, "Order_Number__c": "composite"}
+    body = {"records": [kind, kind]}
+    done = client.restful("composite/sobjects", method="POST", json=body)
+    seen["composite"] = [one["errors"][0]["statusCode"] for one in done]
     (job,) = client.bulk2.Order__c.delete(records=[{"Id": row["Id"]} for row in rows])
     seen["removed"] = job["numberRecordsProcessed"] - job["numberRecordsFailed"]
     return seen

@@ -152,6 +152,58 @@ def test_an_ingest_job_updates_upserts_and_deletes(shared):
 
 
 @pytest.mark.parametrize(
+    ("ending", "text"), [("LF", "Name\r\na\r\n"), ("CRLF", "Name\na\n"), ("LF", "Name\r\n")]
+)
+def test_data_with_other_line_ends_fails_the_job(shared, ending, text):
+    """A job whose data does not have the line ends that it names fails, in the words of an org, and
+    no row is processed. Python's csv module writes CRLF, and jobs name LF by default.
+    """
+    job = ingest(shared, {"operation": "insert", "lineEnding": ending}, text)
+    assert (job["state"], job["numberRecordsProcessed"]) == ("Failed", 0)
+    assert job["errorMessage"] == (
+        "ClientInputError : LineEnding is invalid on user data."
+        f" Current LineEnding setting is {ending}"
+    )
+
+
+def test_the_error_of_a_row_ends_as_in_an_org(shared):
+    """sf__Error has the code, the text and the fields, and ends with two dashes: directly after the
+    colon if no field is named.
+    """
+    text = "Name,Quantity__c\n,1\n"
+    job = ingest(shared, {"operation": "insert"}, text)
+    (bad,) = rows(call(shared, "GET", f"/ingest/{job['id']}/failedResults"))
+    told = "REQUIRED_FIELD_MISSING:Required fields are missing: [Name]:Name --"
+    assert bad["sf__Error"] == told
+    job = ingest(shared, {"operation": "delete"}, "Id\na00SB0000009999YAA\n")
+    (bad,) = rows(call(shared, "GET", f"/ingest/{job['id']}/failedResults"))
+    assert bad["sf__Error"].endswith(":--")
+
+
+def test_a_query_job_selects_fields_of_parents(shared):
+    """A column of a query job may be a field of a parent; its header is the path. Aggregates and
+    FIELDS(ALL) are refused.
+    """
+    user = shared.accounts.user("user@example.com")
+    account = shared.records.create("Account", {"Name": "Acme"}, user)
+    shared.records.create("Contact", {"LastName": "A", "AccountId": account}, user)
+    shared.records.create("Contact", {"LastName": "B"}, user)
+
+    def run(text):
+        made = call(shared, "POST", "/query", {"operation": "query", "query": text}).json
+        return wait_for_job(shared, "query", made["id"])
+
+    job = run("SELECT LastName, Account.Name FROM Contact ORDER BY LastName")
+    found = rows(call(shared, "GET", f"/query/{job['id']}/results"))
+    assert found == [
+        {"LastName": "A", "Account.Name": "Acme"},
+        {"LastName": "B", "Account.Name": ""},
+    ]
+    for text in ("SELECT COUNT(Id) FROM Contact", "SELECT FIELDS(ALL) FROM Contact LIMIT 1"):
+        assert run(text)["errorMessage"].startswith("FUNCTIONALITY_NOT_ENABLED")
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("Colour__c\nred\n", "Field name not found : Colour__c"),

@@ -58,6 +58,9 @@ def test_jsforce(tmp_path):
             "objects": ["Account", "Contact", "Opportunity", "Order__c"],
             "loaded": 500,
             "failed": 0,
+            "fetched": 500,
+            "owners": ["user@example.com"],
+            "counted": [504],
             "read": 500,
             "deleted": [True, True],
             "afterwards": "ENTITY_IS_DELETED",
@@ -114,6 +117,10 @@ def test_simple_salesforce(tmp_path):
             "read": 2500,
             "queried": 2500,
             "iterated": 2500,
+            "sandbox": True,
+            "counted": [2500, "bulk 999"],
+            "owner": "user@example.com",
+            "composite": ["OPERATION_ENQUEUED"] * 2,
             "removed": 2500,
         }
         assert changed_records(emulator) == {"CREATE": 2502, "UPDATE": 2, "DELETE": 2501}

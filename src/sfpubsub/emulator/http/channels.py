@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from sfpubsub.emulator.http import soql
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import RestRefused, authorised, body_of, missing
 from sfpubsub.emulator.http.tables import Table
+from sfpubsub.emulator.org import soql
 from sfpubsub.emulator.org.event_channels import EventChannel, Member
 from sfpubsub.emulator.org.problems import BadValue
 from sfpubsub.emulator.org.sessions import eighteen
@@ -210,32 +210,37 @@ def _member_row(call: Call, member: Member) -> dict[str, Any]:
     }
 
 
-def _channels(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
+def _channels(call: Call, _asked: soql.Select) -> list[dict[str, Any]]:
     return [_channel_row(item) for item in call.world.event_channels.channels()]
 
 
-def _members(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
+def _members(call: Call, _asked: soql.Select) -> list[dict[str, Any]]:
     return [_member_row(call, item) for item in call.world.event_channels.members()]
 
 
-_SHARED = ("Id", "DeveloperName", "MasterLabel", "Language", "NamespacePrefix", "ManageableState")
-_SINGLE = ("FullName", "Metadata")
+_SHARED = {
+    "Id": "id",
+    **dict.fromkeys(
+        ("DeveloperName", "MasterLabel", "Language", "NamespacePrefix", "ManageableState"), "string"
+    ),
+}
+_SINGLE = {"FullName": "string", "Metadata": "complexvalue"}
 
 CHANNELS = Table(
     CHANNEL,
-    (*_SHARED, "ChannelType", *_SINGLE),
-    ("Id", "DeveloperName", "MasterLabel", "Language", "ChannelType"),
+    {**_SHARED, "ChannelType": "string", **_SINGLE},
     _channels,
-    _SINGLE,
     _FIRST_VERSION,
     f"tooling/sobjects/{CHANNEL}",
 )
 MEMBERS = Table(
     MEMBER,
-    (*_SHARED, "EventChannel", "SelectedEntity", "FilterExpression", *_SINGLE),
-    ("Id", "DeveloperName", "MasterLabel", "Language", "EventChannel", "SelectedEntity"),
+    {
+        **_SHARED,
+        **dict.fromkeys(("EventChannel", "SelectedEntity", "FilterExpression"), "string"),
+        **_SINGLE,
+    },
     _members,
-    _SINGLE,
     _FIRST_VERSION,
     f"tooling/sobjects/{MEMBER}",
 )

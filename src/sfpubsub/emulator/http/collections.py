@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+from sfpubsub.emulator.http import events
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import RestRefused, asked_of, body_of
 from sfpubsub.emulator.http.sobjects import origin_of, record, user_of
+from sfpubsub.emulator.org.accounts import User
 from sfpubsub.emulator.org.records.problems import RecordProblem, no_object
 from sfpubsub.emulator.org.records.writing import Transaction
 
@@ -33,13 +37,36 @@ class _RollBack(Exception):  # noqa: N818 - rolls back a transaction, not an err
 
 
 def create(call: Call) -> Answer:
-    """POST …/composite/sobjects: create records, and return a result for each."""
+    """POST …/composite/sobjects: create records and publish platform events, and return a result
+    for each. Events are published first, and not taken back when records are rolled back.
+    """
+    user, published = user_of(call), dict[int, dict[str, Any] | RecordProblem]()
+    for place, item in enumerate(_records(body_of(call))[:_MOST]):
+        with contextlib.suppress(RecordProblem):
+            kind, values = _typed(item)
+            if kind.lower().endswith("__e"):
+                published[place] = _published(call, kind, values, user)
+    places = itertools.count()
 
     def one(changing: Transaction, given: Any) -> dict[str, Any]:
+        result = published.get(next(places))
+        if isinstance(result, RecordProblem):
+            raise result
+        if result is not None:
+            return result
         kind, values = _typed(given)
         return _saved(changing.create(kind, values))
 
     return _changed(call, one)
+
+
+def _published(
+    call: Call, kind: str, values: dict[str, Any], user: User
+) -> dict[str, Any] | RecordProblem:
+    try:
+        return events.published(call, kind, values, user)
+    except RecordProblem as problem:
+        return problem
 
 
 def update(call: Call) -> Answer:
@@ -128,10 +155,14 @@ def read(call: Call) -> Answer:
 def _changed(call: Call, one: _One) -> Answer:
     user = user_of(call)
     body = body_of(call)
+    return _carried_out(call, user, _records(body), one, all_or_none=body.get("allOrNone") is True)
+
+
+def _records(body: dict[str, Any]) -> list[Any]:
     given = body.get("records")
     if not isinstance(given, list):
         raise RestRefused("JSON_PARSER_ERROR", "records: a list is required")
-    return _carried_out(call, user, given, one, all_or_none=body.get("allOrNone") is True)
+    return given
 
 
 def _carried_out(

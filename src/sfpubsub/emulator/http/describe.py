@@ -26,7 +26,6 @@ _SOAP = {
     "address": "urn:address",
 }
 _TEXTS = ("string", "picklist", "multipicklist", "email", "phone", "url", "textarea", "name")
-_LONG_TEXT = 255
 
 
 def everything(call: Call) -> Answer:
@@ -99,8 +98,7 @@ def _brief(of: SObject, version: int) -> dict[str, Any]:
 
 
 def _field(of: SObject, field: Field) -> dict[str, Any]:
-    long_text = field.type == "textarea" and field.length > _LONG_TEXT
-    plain = field.is_stored and not long_text
+    plain = field.is_plain
     kind = {"name": "string"}.get(field.type, field.type)
     return {
         "name": field.name,
@@ -129,7 +127,7 @@ def _field(of: SObject, field: Field) -> dict[str, Any]:
         "namePointing": len(field.reference_to) > 1,
         "polymorphicForeignKey": len(field.reference_to) > 1,
         "referenceTo": list(field.reference_to),
-        "relationshipName": _relationship(field),
+        "relationshipName": field.relationship or None,
         "relationshipOrder": None,
         "cascadeDelete": False,
         "restrictedDelete": False,
@@ -155,14 +153,3 @@ def _field(of: SObject, field: Field) -> dict[str, Any]:
         "extraTypeInfo": "plaintextarea" if field.type == "textarea" else None,
         "writeRequiresMasterRead": False,
     }
-
-
-def _relationship(field: Field) -> str | None:
-    """Return the relationship name of a reference field, such as Account for AccountId; None for
-    other fields.
-    """
-    if field.type != "reference":
-        return None
-    if field.is_custom:
-        return f"{field.name.removesuffix('c')}r"
-    return field.name.removesuffix("Id")

@@ -7,10 +7,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sfpubsub.emulator.http import soql
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import authorised
 from sfpubsub.emulator.http.tables import Table
+from sfpubsub.emulator.org import soql
 from sfpubsub.emulator.org.usage import DAY_S, HOUR_S, SEGMENT_S
 from sfpubsub.emulator.org.usage_report import used
 
@@ -47,33 +47,38 @@ def _limit(most: int, count: int) -> dict[str, int]:
     return {"Max": most, "Remaining": max(0, most - count)}
 
 
-def _definitions(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
-    """Return an EntityDefinition row for each event type in the org. Objects are not included."""
-    return [
-        {
-            "QualifiedApiName": name,
-            "DeveloperName": name.removesuffix("__e"),
-            "DurableId": name,
-            "Label": name.removesuffix("__e").replace("_", " "),
-            "MasterLabel": name.removesuffix("__e").replace("_", " "),
-            "NamespacePrefix": None,
-            "PublisherId": "<local>" if _is_platform_event(name) else "System",
-        }
+def _definitions(call: Call, _asked: soql.Select) -> list[dict[str, Any]]:
+    """Return an EntityDefinition row for each object and event type in the org."""
+    events = [
+        (name, name.removesuffix("__e"), name.removesuffix("__e").replace("_", " "), None)
         for topic in call.world.bus.topics()
         if topic.schema_id and (name := topic.name.rpartition("/")[2])
     ]
+    objects = [
+        (of.name, of.name.removesuffix("__c"), of.label, of.key_prefix)
+        for of in map(call.world.records.describe, call.world.records.objects())
+    ]
+    return [
+        {
+            "QualifiedApiName": name,
+            "DeveloperName": developer_name,
+            "DurableId": name,
+            "Label": label,
+            "MasterLabel": label,
+            "NamespacePrefix": None,
+            "PublisherId": "<local>" if name.endswith(("__e", "__c")) else "System",
+            "KeyPrefix": prefix,
+        }
+        for name, developer_name, label, prefix in [*objects, *events]
+    ]
 
 
-def _metrics(call: Call, asked: soql.Query) -> list[dict[str, Any]]:
+def _metrics(call: Call, asked: soql.Select) -> list[dict[str, Any]]:
     """Return the rows of PlatformEventUsageMetric for the last 24 hours: one for each event name,
     usage type and time segment, as with Enhanced Usage Metrics.
     """
-    wanted = [
-        text for item in asked.where if item.field.lower() == "timesegment" for text in item.texts
-    ]
-    segment = next(
-        (name for name in _SEGMENTS if [name.lower()] == [w.lower() for w in wanted]), ""
-    )
+    wanted = [] if asked.where is None else _segments(asked.where)
+    segment = next((name for name in _SEGMENTS if [name.lower()] == wanted), "")
     now = call.world.clock.now()
     every = _SEGMENTS.get(segment, HOUR_S)
     rows = used(call.world.store, call.world.bus, now, since=now - DAY_S, every=every)
@@ -93,6 +98,14 @@ def _metrics(call: Call, asked: soql.Query) -> list[dict[str, Any]]:
     ]
 
 
+def _segments(asked: soql.Condition) -> list[str]:
+    """Return the values with which a condition compares TimeSegment, in lower case."""
+    if isinstance(asked, soql.Joined):
+        return [text for item in asked.conditions for text in _segments(item)]
+    of_segment = asked.field.lower() == "timesegment"
+    return [item.text.lower() for item in asked.values] if of_segment else []
+
+
 _CHANGE = "CHANGE_EVENT"
 
 
@@ -110,24 +123,29 @@ def _time(at: float) -> str:
     return found.replace("+00:00", "+0000")
 
 
-_DEFINITION = (
-    "QualifiedApiName",
-    "DeveloperName",
-    "DurableId",
-    "Label",
-    "MasterLabel",
-    "NamespacePrefix",
-    "PublisherId",
+_DEFINITION = dict.fromkeys(
+    (
+        "QualifiedApiName",
+        "DeveloperName",
+        "DurableId",
+        "Label",
+        "MasterLabel",
+        "NamespacePrefix",
+        "PublisherId",
+        "KeyPrefix",
+    ),
+    "string",
 )
-_METRIC = ("Name", "EventName", "EventType", "UsageType", "Client", "TimeSegment")
+_METRIC = {
+    **dict.fromkeys(
+        ("Name", "EventName", "EventType", "UsageType", "Client", "TimeSegment"), "string"
+    ),
+    "Value": "int",
+    "StartDate": "datetime",
+    "EndDate": "datetime",
+}
 
-ENTITIES = Table("EntityDefinition", _DEFINITION, _DEFINITION[:5], _definitions)
-METRICS = Table(
-    "PlatformEventUsageMetric",
-    (*_METRIC, "Value", "StartDate", "EndDate"),
-    (*_METRIC, "StartDate", "EndDate"),
-    _metrics,
-    first_version=50,
-)
+ENTITIES = Table("EntityDefinition", _DEFINITION, _definitions)
+METRICS = Table("PlatformEventUsageMetric", _METRIC, _metrics, first_version=50)
 TABLES = (ENTITIES,)
 """Tables of the Tooling API; queries of the REST API can also use `METRICS`."""

@@ -11,9 +11,12 @@ from typing import Any
 from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import RestRefused, asked_of, authorised, body_of, missing
-from sfpubsub.emulator.org.bus import Draft
+from sfpubsub.emulator.http.sobjects import user_of
+from sfpubsub.emulator.org.accounts import User
+from sfpubsub.emulator.org.bus import Draft, Topic
 from sfpubsub.emulator.org.event_values import event_values
 from sfpubsub.emulator.org.problems import BadValue
+from sfpubsub.emulator.org.records.problems import RecordProblem, no_object
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 
 _EVENT_ID = "e00xx0000000001AAA"
@@ -28,34 +31,55 @@ _FIRST_FORMATS = 43
 
 def publish(call: Call) -> Answer:
     """POST …/sobjects/<event>__e: publish a platform event, and return its event UUID."""
-    authorised(call)
-    world, name = call.world, call.parts["event"]
-    topic = next(
-        (item for item in world.bus.topics() if item.name.lower() == f"/event/{name.lower()}"), None
-    )
-    if topic is None or not topic.schema_id:
+    user = user_of(call)
+    if topic_of(call, call.parts["event"]) is None:
         raise missing()
-    schema = world.bus.schema(topic.schema_id)
-    user = world.accounts.holder(world.sessions.user_of(call.bearer) or "")
-    now = world.clock.now()
+    return json_answer(
+        published(call, call.parts["event"], body_of(call), user), HTTPStatus.CREATED
+    )
+
+
+def topic_of(call: Call, event: str) -> Topic | None:
+    """Return the topic of a platform event, ignoring case; None if there is no such event."""
+    wanted = f"/event/{event.lower()}"
+    for topic in call.world.bus.topics():
+        if topic.name.lower() == wanted and topic.schema_id:
+            return topic
+    return None
+
+
+def published(call: Call, event: str, given: dict[str, Any], user: User) -> dict[str, Any]:
+    """Publish a platform event, and return the result as a JSON object.
+
+    Args:
+        call: The request.
+        event: Name of the event, ignoring case.
+        given: The values of its fields.
+        user: The user who publishes it.
+
+    Raises:
+        RecordProblem: There is no such event, a value is not valid, or the event is refused.
+    """
+    world, topic = call.world, topic_of(call, event)
+    if topic is None:
+        raise no_object(event)
+    schema, now = world.bus.schema(topic.schema_id), world.clock.now()
     try:
-        values = event_values(schema, body_of(call), user.user_id, now)
-        payload = schema.encode(values, now)
+        payload = schema.encode(event_values(schema, given, user.user_id, now), now)
     except BadValue as error:
-        raise RestRefused(error.code, str(error), error.field) from error
+        raise RecordProblem(error.code, str(error), error.field) from error
     except SchemaProblem as error:
-        raise RestRefused("JSON_PARSER_ERROR", str(error)) from error
+        raise RecordProblem("JSON_PARSER_ERROR", str(error)) from error
     try:
         (done,) = world.bus.publish(topic.name, [Draft(payload, schema.schema_id)])
     except Refused as refused:
-        raise RestRefused(
+        raise RecordProblem(
             "CANNOT_INSERT_UPDATE_ACTIVATE_ENTITY", refused.text, status=HTTPStatus.FORBIDDEN
         ) from refused
     if done.problem is not None:
-        raise RestRefused("LIMIT_EXCEEDED", done.problem)
+        raise RecordProblem("LIMIT_EXCEEDED", done.problem)
     queued = {"statusCode": "OPERATION_ENQUEUED", "message": done.event_id, "fields": []}
-    answer = {"id": _EVENT_ID, "success": True, "errors": [queued]}
-    return json_answer(answer, HTTPStatus.CREATED)
+    return {"id": _EVENT_ID, "success": True, "errors": [queued]}
 
 
 def schema_of_event(call: Call) -> Answer:

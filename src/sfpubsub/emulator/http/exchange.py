@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
@@ -125,6 +126,44 @@ class Problem(Exception):  # noqa: N818 - an answer, not a bug
     def __init__(self, status: HTTPStatus, text: str = "") -> None:
         self.status = status
         super().__init__(text)
+
+
+def decoded(body: bytes, coding: str, most: int) -> bytes:
+    """Return the body of a request without its Content-Encoding.
+
+    Args:
+        body: The body as sent.
+        coding: The Content-Encoding: gzip, deflate, or empty.
+        most: Maximum size of the decoded body, in bytes.
+
+    Raises:
+        Problem: The coding is not known, the body is not in it, or is too large.
+    """
+    if coding in ("", "identity"):
+        return body
+    if coding not in ("gzip", "deflate"):
+        text = "gzip and deflate are the only supported content codings"
+        raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+    reader = zlib.decompressobj(_EITHER)
+    try:
+        found = reader.decompress(body, most + 1)
+    except zlib.error as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not {coding}: {error}") from error
+    if len(found) > most:
+        raise too_large(most)
+    if not reader.eof:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the {coding} body ends too early")
+    return found
+
+
+_EITHER = zlib.MAX_WBITS | 32
+"""Lets zlib read both the header of gzip and its own, which deflate has."""
+
+
+def too_large(most: int) -> Problem:
+    """Return the error for a body of more than `most` bytes."""
+    text = f"the body is larger than {most} bytes, the maximum for this path"
+    return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
 
 
 def json_answer(

@@ -23,7 +23,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from sfpubsub.emulator.http import hosts, rest, routing
-from sfpubsub.emulator.http.exchange import Answer, Call, Problem, Route, Stream, bearer
+from sfpubsub.emulator.http.exchange import (
+    Answer,
+    Call,
+    Problem,
+    Route,
+    Stream,
+    bearer,
+    decoded,
+    too_large,
+)
 from sfpubsub.emulator.http.rest import RestRefused
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.world import World
@@ -324,6 +333,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(answer)
 
     def _body(self) -> bytes:
+        coding = self.headers.get("Content-Encoding", "").strip().lower()
+        body, most = self._encoded_body(), self._most_bytes()
+        if coding and most > _BODY_BYTES:  # a small body may become a large one
+            rest.check_session(self.server.world, bearer(self.headers))
+        return decoded(body, coding, most)
+
+    def _encoded_body(self) -> bytes:
         coding = self.headers.get("Transfer-Encoding", "").strip().lower()
         if coding == "chunked":
             return self._chunks()
@@ -350,14 +366,16 @@ class _Handler(BaseHTTPRequestHandler):
                 return bytes(body)
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body has more than {_TRAILERS} trailers")
 
-    def _read(self, size: int, before: int = 0) -> bytes:
+    def _most_bytes(self) -> int:
         path = self.path.partition("?")[0]
-        most = next((most for one, most in _LARGER_BODIES if one.fullmatch(path)), _BODY_BYTES)
+        return next((most for one, most in _LARGER_BODIES if one.fullmatch(path)), _BODY_BYTES)
+
+    def _read(self, size: int, before: int = 0) -> bytes:
+        most = self._most_bytes()
         if _BODY_BYTES < before + size <= most:
             rest.check_session(self.server.world, bearer(self.headers))
         if before + size > most:
-            text = f"the body is larger than {most} bytes, the maximum for this path"
-            raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+            raise too_large(most)
         data = self.rfile.read(size)
         if len(data) < size:
             raise Problem(HTTPStatus.BAD_REQUEST, "the body ends too early")

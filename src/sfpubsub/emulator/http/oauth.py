@@ -8,10 +8,12 @@ import base64
 import binascii
 import logging
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import parse_qsl
 
 from sfpubsub.emulator.faults.signin_errors import SIGN_IN_ERRORS
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
+from sfpubsub.emulator.org.accounts import User
 from sfpubsub.emulator.org.signin import SignInRefused
 
 _log = logging.getLogger(__name__)
@@ -47,40 +49,90 @@ def must_post(call: Call) -> Answer:
 
 
 def userinfo(call: Call) -> Answer:
-    """GET or POST /services/oauth2/userinfo, or /id/<org>/<user>: return the user of the token."""
-    sessions = call.world.sessions
-    given = call.bearer
-    if not given and call.method == "POST":
-        given = _form(call).get("access_token", "")
-    if not given:
-        return _forbidden("Missing_OAuth_Token")
-    username = sessions.user_of(given)
-    if username is None:
-        call.world.faults.met(sessions.ended_by(given))
-        return _forbidden("Bad_OAuth_Token")
-    if call.parts.get("org") not in (None, sessions.org_id):
-        return _forbidden("Wrong_Org")
-    user = call.world.accounts.holder(username)
-    if call.parts.get("user") not in (None, user.user_id):
-        return _forbidden("Bad_Id")
-    identity = f"{call.url}/id/{sessions.org_id}/{user.user_id}"
+    """GET or POST /services/oauth2/userinfo: return the user of the token, as OpenID Connect
+    defines it.
+    """
+    user = _user(call, "access_token")
+    if isinstance(user, Answer):
+        return user
     return json_answer(
         {
-            "sub": identity,
-            "user_id": user.user_id,
-            "organization_id": sessions.org_id,
+            "sub": _identity_url(call, user),
             "preferred_username": user.username,
             "nickname": user.username.partition("@")[0],
             "name": user.username,
             "email": user.username,
             "email_verified": True,
             "zoneinfo": "GMT",
-            "locale": "en_US",
-            "user_type": "STANDARD",
-            "active": True,
-            "urls": {"rest": f"{call.url}/services/data/v{{version}}/"},
+            **_about(call, user),
         }
     )
+
+
+def identity(call: Call) -> Answer:
+    """GET or POST /id/<org>/<user>: return the user of the token, who must be this one."""
+    user = _user(call, "oauth_token", "access_token")
+    if isinstance(user, Answer):
+        return user
+    if call.parts["org"] != call.world.sessions.org_id:
+        return _forbidden("Wrong_Org")
+    if call.parts["user"] != user.user_id:
+        return _forbidden("Bad_Id")
+    return json_answer(
+        {
+            "id": _identity_url(call, user),
+            "asserted_user": True,
+            "username": user.username,
+            "nick_name": user.username.partition("@")[0],
+            "display_name": user.username,
+            "email": user.username,
+            "email_verified": True,
+            "first_name": None,
+            "last_name": user.username.partition("@")[0],
+            "timezone": "GMT",
+            "utcOffset": 0,
+            "language": "en_US",
+            "is_app_installed": True,
+            **_about(call, user),
+        }
+    )
+
+
+def _user(call: Call, *parameters: str) -> User | Answer:
+    """Return the user of the token in the Authorization header, or in the first of these parameters
+    that the query or the form has; the error response if the token is missing or not valid.
+    """
+    sessions, given = call.world.sessions, call.bearer
+    if not given:
+        try:
+            form = dict(parse_qsl(call.query, max_num_fields=_MOST_FIELDS))
+        except ValueError as error:
+            raise SignInRefused("form") from error
+        if call.method == "POST":
+            form |= _form(call)
+        given = next((form[name] for name in parameters if name in form), "")
+    if not given:
+        return _forbidden("Missing_OAuth_Token")
+    username = sessions.user_of(given)
+    if username is None:
+        call.world.faults.met(sessions.ended_by(given))
+        return _forbidden("Bad_OAuth_Token")
+    return call.world.accounts.holder(username)
+
+
+def _identity_url(call: Call, user: User) -> str:
+    return f"{call.url}/id/{call.world.sessions.org_id}/{user.user_id}"
+
+
+def _about(call: Call, user: User) -> dict[str, Any]:
+    return {
+        "user_id": user.user_id,
+        "organization_id": call.world.sessions.org_id,
+        "locale": "en_US",
+        "user_type": "STANDARD",
+        "active": True,
+        "urls": {"rest": f"{call.url}/services/data/v{{version}}/"},
+    }
 
 
 def refusal(refused: SignInRefused) -> Answer:

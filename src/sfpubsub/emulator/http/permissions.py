@@ -1,4 +1,4 @@
-"""The users of the org, what gives them View All, and their login history, as objects that can be
+"""The org and its users, what gives these View All, and their login history, as objects that can be
 queried.
 """
 
@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sfpubsub.emulator.http import soql
 from sfpubsub.emulator.http.exchange import Call
 from sfpubsub.emulator.http.tables import Table
+from sfpubsub.emulator.org import soql
 from sfpubsub.emulator.org.records.values import moment
 from sfpubsub.emulator.org.rights import PermissionSet
 from sfpubsub.emulator.org.sessions import eighteen
 
 
-def _own(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
+def _own(call: Call, _asked: soql.Select) -> list[dict[str, Any]]:
     user = call.world.accounts.holder(call.world.sessions.user_of(call.bearer) or "")
     return [
         {
@@ -26,28 +26,28 @@ def _own(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
     ]
 
 
-def _users(call: Call, _asked: soql.Query) -> Iterator[dict[str, Any]]:
+def _users(call: Call, _asked: soql.Select) -> Iterator[dict[str, Any]]:
     for one in call.world.rights.permission_sets():
         user = call.world.accounts.user(one.profile_of)
         if user is not None:
             yield {
                 "Id": user.user_id,
-                "Username": user.username,
+                **_named(user.username),
                 "IsActive": user.active,
                 "ProfileId": one.profile_id,
+                "UserType": "Standard",
+                **_LOCALE,
                 **_times(one.made_at, one.made_at),
             }
 
 
-def _sets(call: Call, _asked: soql.Query) -> Iterator[dict[str, Any]]:
+def _sets(call: Call, _asked: soql.Select) -> Iterator[dict[str, Any]]:
     for one in call.world.rights.permission_sets():
         yield {"Id": one.set_id, **_about(one), **_times(one.made_at, one.changed_at)}
 
 
-def _object_permissions(call: Call, _asked: soql.Query) -> Iterator[dict[str, Any]]:
-    rights = call.world.rights
-    sets = {one.set_id: one for one in rights.permission_sets()}
-    for one in rights.object_permissions():
+def _object_permissions(call: Call, _asked: soql.Select) -> Iterator[dict[str, Any]]:
+    for one in call.world.rights.object_permissions():
         yield {
             "Id": one.permission_id,
             "ParentId": one.set_id,
@@ -55,15 +55,12 @@ def _object_permissions(call: Call, _asked: soql.Query) -> Iterator[dict[str, An
             "PermissionsRead": True,
             "PermissionsViewAllRecords": one.view_all,
             "PermissionsModifyAllRecords": False,
-            **_prefixed("Parent", sets[one.set_id]),
             **_times(one.made_at, one.changed_at),
         }
 
 
-def _assignments(call: Call, _asked: soql.Query) -> Iterator[dict[str, Any]]:
-    rights = call.world.rights
-    sets = {one.set_id: one for one in rights.permission_sets()}
-    for one in rights.assignments():
+def _assignments(call: Call, _asked: soql.Select) -> Iterator[dict[str, Any]]:
+    for one in call.world.rights.assignments():
         user = call.world.accounts.user(one.username)
         if user is not None:
             yield {
@@ -72,11 +69,10 @@ def _assignments(call: Call, _asked: soql.Query) -> Iterator[dict[str, Any]]:
                 "PermissionSetId": one.set_id,
                 "PermissionSetGroupId": None,
                 "SystemModstamp": moment(one.made_at),
-                **_prefixed("PermissionSet", sets[one.set_id]),
             }
 
 
-def _logins(call: Call, _asked: soql.Query) -> Iterator[dict[str, Any]]:
+def _logins(call: Call, _asked: soql.Select) -> Iterator[dict[str, Any]]:
     """Yield the login history of the user of the token; other users' is not shown."""
     own = call.world.accounts.holder(call.world.sessions.user_of(call.bearer) or "")
     for number, one in enumerate(list(call.world.sign_in.history), start=1):
@@ -112,34 +108,111 @@ def _times(made_at: float, changed_at: float) -> dict[str, str]:
     }
 
 
-def _prefixed(parent: str, one: PermissionSet) -> dict[str, Any]:
-    """Return the columns of a permission set as those of the parent of another row."""
-    values = {"Id": one.set_id, **_about(one), **_times(one.made_at, one.changed_at)}
-    return {f"{parent}.{name}": value for name, value in values.items()}
+def _organization(call: Call, _asked: soql.Select) -> list[dict[str, Any]]:
+    return [
+        {
+            "Id": call.world.sessions.org_id,
+            "Name": "Emulator",
+            "IsSandbox": True,
+            "OrganizationType": "Developer Edition",
+            "InstanceName": "EMU",
+            "NamespacePrefix": None,
+            **_LOCALE,
+        }
+    ]
 
 
-_TIMES = ("CreatedDate", "LastModifiedDate", "SystemModstamp")
-_SET = (
-    "Id", "Name", "Label", "IsOwnedByProfile", "ProfileId", "PermissionSetGroupId",
-    "PermissionsViewAllData", "PermissionsModifyAllData", *_TIMES,
-)  # fmt: skip
-_USER = ("Id", "Username", "IsActive", "ProfileId", *_TIMES)
-_GRANT = (
-    "Id", "ParentId", "SobjectType", "PermissionsRead", "PermissionsViewAllRecords",
-    "PermissionsModifyAllRecords", *_TIMES, *(f"Parent.{name}" for name in _SET),
-)  # fmt: skip
-_ASSIGNMENT = (
-    "Id", "AssigneeId", "PermissionSetId", "PermissionSetGroupId", "SystemModstamp",
-    *(f"PermissionSet.{name}" for name in _SET),
-)  # fmt: skip
-_LOGIN = ("Id", "UserId", "LoginTime", "LoginType", "SourceIp", "Status")
-_OWN = ("LastCacheUpdate", "PermissionsViewAllData", "PermissionsModifyAllData")
+def _named(username: str) -> dict[str, str]:
+    """Return the names of a user. The emulator knows only the username."""
+    alias = username.partition("@")[0]
+    return {
+        "Username": username,
+        "Name": alias,
+        "LastName": alias,
+        "Alias": alias[:_ALIAS],
+        "Email": username,
+    }
+
+
+def _none(_call: Call, _asked: soql.Select) -> list[dict[str, Any]]:
+    return []
+
+
+_ALIAS = 8
+"""Maximum number of characters of a user's alias. Documented."""
+
+_LOCALE = {"TimeZoneSidKey": "GMT", "LocaleSidKey": "en_US", "LanguageLocaleKey": "en_US"}
+
+_TIMES = dict.fromkeys(("CreatedDate", "LastModifiedDate", "SystemModstamp"), "datetime")
+_SET = {
+    "Id": "id",
+    "Name": "string",
+    "Label": "string",
+    "IsOwnedByProfile": "boolean",
+    "ProfileId": "Profile",
+    "PermissionSetGroupId": "string",
+    "PermissionsViewAllData": "boolean",
+    "PermissionsModifyAllData": "boolean",
+    **_TIMES,
+}
+_USER = {
+    "Id": "id",
+    **dict.fromkeys(("Username", "Name", "FirstName", "LastName", "Alias", "Email"), "string"),
+    "IsActive": "boolean",
+    "ProfileId": "Profile",
+    "UserType": "string",
+    **dict.fromkeys(_LOCALE, "string"),
+    **_TIMES,
+}
+_ORGANIZATION = {
+    "Id": "id",
+    "Name": "string",
+    "IsSandbox": "boolean",
+    **dict.fromkeys(("OrganizationType", "InstanceName", "NamespacePrefix", *_LOCALE), "string"),
+}
+_GRANT = {
+    "Id": "id",
+    "ParentId": "PermissionSet",
+    "SobjectType": "string",
+    "PermissionsRead": "boolean",
+    "PermissionsViewAllRecords": "boolean",
+    "PermissionsModifyAllRecords": "boolean",
+    **_TIMES,
+}
+_ASSIGNMENT = {
+    "Id": "id",
+    "AssigneeId": "User",
+    "PermissionSetId": "PermissionSet",
+    "PermissionSetGroupId": "string",
+    "SystemModstamp": "datetime",
+}
+_LOGIN = {
+    "Id": "id",
+    "UserId": "User",
+    "LoginTime": "datetime",
+    **dict.fromkeys(("LoginType", "SourceIp", "Status"), "string"),
+}
+_OWN = {
+    "LastCacheUpdate": "datetime",
+    "PermissionsViewAllData": "boolean",
+    "PermissionsModifyAllData": "boolean",
+}
+_RECORD_TYPE = {
+    "Id": "id",
+    **dict.fromkeys(("Name", "DeveloperName", "SobjectType", "NamespacePrefix"), "string"),
+    "IsActive": "boolean",
+    **_TIMES,
+}
+_PROFILE = {"Id": "id", "Name": "string", "UserType": "string", **_TIMES}
 
 TABLES = (
-    Table("UserPermissionAccess", _OWN, (), _own, first_version=41),
-    Table("User", _USER, _USER, _users),
-    Table("PermissionSet", _SET, _SET, _sets, first_version=22),
-    Table("ObjectPermissions", _GRANT, _GRANT, _object_permissions, first_version=24),
-    Table("LoginHistory", _LOGIN, _LOGIN[:4], _logins, first_version=21),
-    Table("PermissionSetAssignment", _ASSIGNMENT, _ASSIGNMENT, _assignments, first_version=22),
+    Table("UserPermissionAccess", _OWN, _own, first_version=41),
+    Table("User", _USER, _users, path="sobjects/User", prefix="005"),
+    Table("Organization", _ORGANIZATION, _organization, path="sobjects/Organization", prefix="00D"),
+    Table("RecordType", _RECORD_TYPE, _none, path="sobjects/RecordType", prefix="012"),
+    Table("Profile", _PROFILE, _none, path="sobjects/Profile", prefix="00e"),
+    Table("PermissionSet", _SET, _sets, first_version=22),
+    Table("ObjectPermissions", _GRANT, _object_permissions, first_version=24),
+    Table("LoginHistory", _LOGIN, _logins, first_version=21),
+    Table("PermissionSetAssignment", _ASSIGNMENT, _assignments, first_version=22),
 )

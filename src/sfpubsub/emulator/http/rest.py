@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer, json_body
+from sfpubsub.emulator.org.records.problems import NOT_OFFERED
 from sfpubsub.emulator.org.world import World
 
 OLDEST_VERSION = 31
@@ -15,6 +16,9 @@ NEWEST_VERSION = 67
 """The API versions from `OLDEST_VERSION` to `NEWEST_VERSION` are served. The emulator is modelled
 on the newest.
 """
+
+_RETIRED_VERSION = 21
+"""The API versions from this one to the one before `OLDEST_VERSION` were retired. Documented."""
 
 _SEASONS = ("Spring", "Summer", "Winter")
 
@@ -26,6 +30,16 @@ _CODES: dict[HTTPStatus, str] = {
     HTTPStatus.INTERNAL_SERVER_ERROR: "UNKNOWN_EXCEPTION",
 }
 """Error codes by status; any other status is reported as BAD_REQUEST."""
+
+_BELOW = {
+    "tooling": ("query",),
+    "composite": ("sobjects",),
+    "jobs": ("ingest", "query"),
+}
+"""The resources below those that only lead to others."""
+
+_SHOWN = 100
+"""Maximum number of characters of a path that an error quotes."""
 
 _FIELDS = 20
 """Maximum number of fields in a query string; requests of this API have fewer than ten."""
@@ -110,15 +124,50 @@ def resources(call: Call) -> Answer:
     )
 
 
+def listing(call: Call) -> Answer:
+    """GET …/tooling, …/composite or …/jobs: return the paths of the resources below."""
+    base = f"/services/data/v{authorised(call)}.0/{call.parts['area']}"
+    return json_answer({name: f"{base}/{name}" for name in _BELOW[call.parts["area"]]})
+
+
+def not_offered(call: Call) -> Answer:
+    """Refuse a request for a resource that an org has and the emulator does not.
+
+    Raises:
+        RestRefused: Always; the code tells whether the token is valid.
+    """
+    if "version" in call.parts:
+        authorised(call)
+    text = f"{call.path[:_SHOWN]} is not supported by the emulator"
+    raise RestRefused(NOT_OFFERED, text)
+
+
+def limit_info(call: Call) -> dict[str, str]:
+    """Return the header that tells how many API calls the org has used, for a request to the REST
+    API with a valid token.
+    """
+    if not (call.path.startswith("/services/data/v") and call.world.sessions.knows(call.bearer)):
+        return {}
+    most = call.world.api_calls.most
+    used = most - call.world.api_calls.remaining(call.world.clock.now())
+    return {"Sforce-Limit-Info": f"api-usage={used}/{most}"}
+
+
 def authorised(call: Call) -> int:
     """Check a request's token, and return the API version in the request's path.
 
     Raises:
-        RestRefused: The token is not valid.
+        RestRefused: The token is not valid, or the API version was retired.
         Problem: The emulator does not serve this API version.
     """
     check_session(call.world, call.bearer)
     version = int(call.parts["version"])
+    if _RETIRED_VERSION <= version < OLDEST_VERSION:
+        raise RestRefused(
+            "UNSUPPORTED_API_VERSION",
+            f"API version {version}.0 was retired: use {OLDEST_VERSION}.0 or later",
+            status=HTTPStatus.GONE,
+        )
     if not OLDEST_VERSION <= version <= NEWEST_VERSION:
         raise missing()
     return version

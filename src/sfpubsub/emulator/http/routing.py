@@ -26,7 +26,6 @@ from sfpubsub.emulator.http import (
     streaming,
     summary,
     tooling,
-    users,
 )
 from sfpubsub.emulator.http.exchange import Answer, Call, Handler, Problem, Route
 from sfpubsub.emulator.http.exchange import route as _route
@@ -42,6 +41,17 @@ _RECORDS = _VERSION + r"/tooling/sobjects/ManagedEventSubscription"
 _OBJECT = _VERSION + r"/sobjects/(?P<object>\w+)"
 _COLLECTION = _VERSION + r"/composite/sobjects"
 _CHANNELS = r"(?P<object>PlatformEventChannel|PlatformEventChannelMember)"
+
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_NOT_OFFERED = (
+    r"/services/(async|apexrest|data/v\d{1,3}\.0/(async-queries|tooling/(sobjects|search"
+    r"|executeAnonymous|runTests\w*|completions)|composite/(batch|tree|graph)|search"
+    r"|parameterizedSearch|actions|analytics|appMenu|chatter|commerce|connect|consent|dedupe"
+    r"|folders|jsonxform|knowledgeManagement|licensing|localizedvalue|metadata|nouns|payments|prechatForms"
+    r"|process|quickActions|recent|scheduling|smartdatadiscovery|support|tabs|theme|ui-api|wave"
+    r"|sobjects/\w+/(deleted|updated|listviews|quickActions|defaultValues)))(/.*)?"
+)
+"""Paths of resources that an org has and the emulator does not."""
 
 _ROUTES = (
     _route(r"/", GET=summary.as_json),
@@ -67,6 +77,7 @@ _ROUTES = (
     _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.call),
     _route(r"/services/data/?", GET=rest.versions),
     _route(_VERSION + r"/?", GET=rest.resources),
+    _route(_VERSION + r"/(?P<area>tooling|composite|jobs)/?", GET=rest.listing),
     _route(
         _VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/?",
         GET=describe.basics,
@@ -95,7 +106,10 @@ _ROUTES = (
         DELETE=channels.delete,
     ),
     _route(_VERSION + r"/event/eventSchema/(?P<id>[\w-]+)/?", GET=events.schema_by_id),
-    _route(_VERSION + r"/sobjects/User/(?P<id>\w+)", GET=users.read),
+    _route(
+        _VERSION + r"/sobjects/(?P<object>User|Organization|RecordType|Profile)/(?P<id>\w+)",
+        GET=sobjects.read_computed,
+    ),
     # Records. These patterns also match the objects above, so they must follow them.
     _route(_VERSION + r"/query(?P<all>All)?/?", GET=sobjects.query),
     _route(_VERSION + r"/query(?P<all>All)?/(?P<locator>[\w-]+)", GET=sobjects.query_more),
@@ -151,7 +165,8 @@ _ROUTES = (
         PATCH=tooling.update,
         DELETE=tooling.delete,
     ),
-    _route(r"/id/(?P<org>\w+)/(?P<user>\w+)", GET=oauth.userinfo, POST=oauth.userinfo),
+    _route(r"/id/(?P<org>\w+)/(?P<user>\w+)", GET=oauth.identity, POST=oauth.identity),
+    _route(_NOT_OFFERED, **dict.fromkeys(_METHODS, rest.not_offered)),
 )
 
 # Path prefix -> the function that formats an error there; the first match applies.
@@ -172,7 +187,9 @@ def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
         call: The request.
         pages: Routes that take precedence over those of this package.
     """
-    return cors.shared(call, _answer(call, pages))
+    found = _answer(call, pages)
+    headers = {**found.headers, **rest.limit_info(call)}
+    return cors.shared(call, replace(found, headers=headers))
 
 
 def _answer(call: Call, pages: Sequence[Route]) -> Answer:

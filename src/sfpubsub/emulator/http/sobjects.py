@@ -7,17 +7,18 @@ statuses.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
-from sfpubsub.emulator.http import streaming
+from sfpubsub.emulator.http import discovery, permissions, streaming, tables
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
-from sfpubsub.emulator.http.rest import RestRefused, asked_of, authorised, body_of, missing
-from sfpubsub.emulator.org import soql
+from sfpubsub.emulator.http.rest import asked_of, authorised, body_of, missing
+from sfpubsub.emulator.http.tables import Table
 from sfpubsub.emulator.org.accounts import User
-from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.records.problems import RecordProblem, no_field, not_offered
+from sfpubsub.emulator.org.records.queries import Plan
 from sfpubsub.emulator.org.records.reading import Page
 
 _BATCH = 2000
@@ -25,6 +26,9 @@ _SMALLEST_BATCH = 200
 """Number of rows in a page of a query: at most `_BATCH`, which is also the default. A client can
 request fewer rows, but not less than `_SMALLEST_BATCH`. Documented.
 """
+
+_COMPUTED = (discovery.ENTITIES, discovery.METRICS, *permissions.TABLES, *streaming.TABLES)
+"""The objects that queries find although `org.records` does not store them."""
 
 _CLIENT = re.compile(r"(?:^|[,;\s])client=([^,;\s]+)")
 _UPSERTS_ANSWER = 46
@@ -45,6 +49,24 @@ def read(call: Call) -> Answer:
     user = user_of(call)
     of, found = _object(call), call.parts["id"]
     return json_answer(record(call, of, call.world.records.get(of, found, _fields(call), user)))
+
+
+def read_computed(call: Call) -> Answer:
+    """GET …/sobjects/<object>/<Id>?fields=… of an object whose records are not stored: return the
+    named fields of a record, or all fields.
+    """
+    user, name = user_of(call), call.parts["object"]
+    of = tables.of_call(call, _COMPUTED)[name.lower()].of
+    names = [field.name for field in of.fields] if (given := _fields(call)) is None else given
+    for one in names:
+        if of.field(one) is None:
+            raise no_field(one, name)
+    text = f"SELECT {', '.join(names)} FROM {name} WHERE Id = '{call.parts['id']}'"  # noqa: S608
+    plan = call.world.records.plan(text, user, computed=tables.of_call(call, _COMPUTED))
+    found = call.world.records.page(plan, user, 1, tables.linker(call, _COMPUTED)).rows
+    if not found:
+        raise missing()
+    return json_answer(found[0])
 
 
 def update(call: Call) -> Answer:
@@ -107,26 +129,39 @@ def delete_by(call: Call) -> Answer:
 
 
 def query(call: Call) -> Answer:
-    """GET …/query?q=… or …/queryAll?q=…: return the first page of a query. Queries for
-    objects that `org.records` does not store are passed to `streaming`.
+    """GET …/query?q=… or …/queryAll?q=…: return the first page of a query or, with `columns=true`,
+    the columns of the query.
     """
-    user = user_of(call)
-    text = _asked(call).get("q", "")
-    try:
-        of = soql.parse(text).of
-    except soql.Malformed as error:
-        raise RestRefused("MALFORMED_QUERY", str(error)) from error
-    records = call.world.records
-    if of.lower() not in map(str.lower, records.objects()):
-        return streaming.query(call)
+    plan, page = query_of(call, _COMPUTED)
+    return json_answer(tables.metadata(plan)) if page is None else _page(call, page)
+
+
+def query_of(call: Call, computed: Sequence[Table]) -> tuple[Plan, Page | None]:
+    """Return the query in a request, and its first page; no page if only its columns are wanted.
+
+    Args:
+        call: The request.
+        computed: The objects that can be queried although they are not stored.
+
+    Raises:
+        RestRefused: The token is not valid.
+        RecordProblem: The query is not valid.
+    """
+    user, asked, records = user_of(call), _asked(call), call.world.records
+    if "explain" in asked:
+        raise not_offered("explain")
     deleted = call.parts.get("all") is not None
-    return _page(call, records.page(text, user, _size(call), deleted=deleted))
+    found = tables.of_call(call, computed)
+    plan = records.plan(asked.get("q", ""), user, deleted=deleted, computed=found)
+    if asked.get("columns") == "true":
+        return plan, None
+    return plan, records.page(plan, user, _size(call), tables.linker(call, computed))
 
 
 def query_more(call: Call) -> Answer:
     """GET …/query/<locator> or …/queryAll/<locator>: return the next page of a query."""
-    user = user_of(call)
-    return _page(call, call.world.records.next_page(call.parts["locator"], user))
+    user, link = user_of(call), tables.linker(call, _COMPUTED)
+    return _page(call, call.world.records.next_page(call.parts["locator"], user, link))
 
 
 def user_of(call: Call) -> User:
@@ -163,16 +198,12 @@ def record(call: Call, of: str, values: Mapping[str, Any], record_id: str = "") 
 
 
 def _page(call: Call, page: Page) -> Answer:
-    rows = [
-        record(call, page.of.name, row, found)
-        for row, found in zip(page.rows, page.ids, strict=True)
-    ]
     answer: dict[str, Any] = {"totalSize": page.total, "done": not page.rest}
     if page.rest:
         every = call.parts.get("all") or ""
         version = call.parts["version"]
         answer["nextRecordsUrl"] = f"/services/data/v{version}.0/query{every}/{page.rest}"
-    return json_answer({**answer, "records": rows})
+    return json_answer({**answer, "records": page.rows})
 
 
 def _one_by(call: Call, user: User) -> dict[str, Any] | Answer:

@@ -1,4 +1,4 @@
-"""PushTopics and generic channels in the REST API: their records, queries for them, and the
+"""PushTopics and generic channels in the REST API: their records, and the
 publication of generic events.
 
 The values of a record are validated here. For the query of a PushTopic, only the syntax is checked;
@@ -8,14 +8,13 @@ The values of a record are validated here. For the query of a PushTopic, only th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from sfpubsub.emulator.http import discovery, permissions, tables
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import RestRefused, authorised, body_of, missing
+from sfpubsub.emulator.http.tables import Table
+from sfpubsub.emulator.org import soql
 from sfpubsub.emulator.org.cometd.channels import Record
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.records.fields import SObject
@@ -124,7 +123,7 @@ def create(call: Call) -> Answer:
 def read(call: Call) -> Answer:
     """GET …/sobjects/<object>/<Id>: return a PushTopic or StreamingChannel record."""
     authorised(call)
-    return json_answer(_row(call, _record(call), None))
+    return json_answer(_row(call, _record(call)))
 
 
 def update(call: Call) -> Answer:
@@ -178,39 +177,6 @@ def push(call: Call) -> Answer:
     return json_answer(answers)
 
 
-def query(call: Call) -> Answer:
-    """GET …/query?q=SELECT …: return rows of an object that `org.records` does not store:
-    PushTopic, StreamingChannel, or a `Table` of `discovery` or `permissions`.
-    """
-    version = authorised(call)
-    asked = tables.parsed(call)
-    known = (discovery.ENTITIES, discovery.METRICS, *permissions.TABLES)
-    table = tables.find(known, asked, version)
-    if table is not None:
-        return table.answer(call, version, asked)
-    kind = next((name for name in _DEFAULTS if name.lower() == asked.of.lower()), None)
-    if kind is None:
-        raise tables.unsupported(asked.of)
-    columns = {name.lower(): name for name in ("Id", "Name", *_DEFAULTS[kind])}
-
-    def column(name: str) -> str:
-        if name.lower() not in columns:
-            raise RestRefused("INVALID_FIELD", f"No such column '{name[:80]}' on entity '{kind}'")
-        return columns[name.lower()]
-
-    shown = [column(name) for name in asked.fields]
-    where = [(column(item.field), item) for item in asked.where]
-    records = [
-        record
-        for record in call.world.cometd.channels.records(kind)
-        if all(item.holds(str(_value(record, name))) for name, item in where)
-    ]
-    for name, down in reversed(asked.order):
-        records.sort(key=partial(_folded, column(name)), reverse=down)
-    rows = [_row(call, record, shown) for record in records[: asked.limit]]
-    return json_answer({"totalSize": len(rows), "done": True, "records": rows})
-
-
 def _given(call: Call) -> dict[str, Any]:
     """Return the fields in the body of a request, without those that are null and have a default.
 
@@ -244,27 +210,29 @@ def _record(call: Call) -> Record:
     raise missing()
 
 
-def _row(call: Call, record: Record, columns: list[str] | None) -> dict[str, Any]:
+def _row(call: Call, record: Record) -> dict[str, Any]:
     path = f"/services/data/v{call.parts['version']}.0/sobjects/{record.kind}/{record.record_id}"
-    names = columns or ["Id", "Name", *_DEFAULTS[record.kind]]
-    return {
-        "attributes": {"type": record.kind, "url": path},
-        **{name: _value(record, name) for name in names},
-    }
+    return {"attributes": {"type": record.kind, "url": path}, **_values(record)}
 
 
-def _folded(column: str, record: Record) -> str:
-    return str(_value(record, column)).casefold()
-
-
-def _value(record: Record, column: str) -> Any:
-    fields: Mapping[str, Any] = {
-        **_DEFAULTS[record.kind],
-        **record.fields,
-        "Id": record.record_id,
-        "Name": record.name,
-    }
-    if column == _OPERATIONS:
+def _values(record: Record) -> dict[str, Any]:
+    own = {"Id": record.record_id, "Name": record.name}
+    fields = {**own, **_DEFAULTS[record.kind], **record.fields}
+    if _OPERATIONS in fields:
         told = [kind for kind in ("Create", "Update") if fields[f"{_NOTIFY}{kind}"]]
-        return told[0] if len(told) == 1 else "All" if told else "Extended"
-    return fields[column]
+        fields[_OPERATIONS] = told[0] if len(told) == 1 else "All" if told else "Extended"
+    return fields
+
+
+def _table(kind: str) -> Table:
+    def rows(call: Call, _asked: soql.Select) -> list[dict[str, Any]]:
+        return [_values(record) for record in call.world.cometd.channels.records(kind)]
+
+    of = OBJECTS[kind]
+    names = ("Id", "Name", *_DEFAULTS[kind])
+    fields = {field.name: field.type for field in of.fields if field.name in names}
+    return Table(kind, fields, rows, path=f"sobjects/{kind}", prefix=of.key_prefix)
+
+
+TABLES = tuple(map(_table, OBJECTS))
+"""The two objects, as queries see them."""

@@ -12,11 +12,14 @@ from http import HTTPStatus
 from typing import Any
 
 from sfpubsub.emulator.faults.refusals import Refused
-from sfpubsub.emulator.http import channels, discovery, soql, tables
+from sfpubsub.emulator.http import channels, discovery, tables
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import NEWEST_VERSION, RestRefused, authorised, body_of, missing
+from sfpubsub.emulator.http.sobjects import query_of
 from sfpubsub.emulator.http.tables import Table
+from sfpubsub.emulator.org import soql
 from sfpubsub.emulator.org.managed import LimitReached, ManagedSubscription, NameTaken
+from sfpubsub.emulator.org.records.problems import no_object
 from sfpubsub.emulator.org.sessions import eighteen
 
 _OBJECT = "ManagedEventSubscription"
@@ -39,18 +42,14 @@ _MEMBERS: dict[str, tuple[type, ...]] = {
 }
 """The members of Metadata and their types."""
 
-_COLUMNS = (
-    "Id",
-    "DeveloperName",
-    "MasterLabel",
-    "Language",
-    "NamespacePrefix",
-    "CreatedDate",
-    "LastModifiedDate",
-    "FullName",
-    "Metadata",
-)
-_COMPARABLE = ("Id", "DeveloperName", "MasterLabel", "Language")
+_FIELDS = {
+    "Id": "id",
+    **dict.fromkeys(("DeveloperName", "MasterLabel", "Language", "NamespacePrefix"), "string"),
+    "CreatedDate": "datetime",
+    "LastModifiedDate": "datetime",
+    "FullName": "string",
+    "Metadata": "complexvalue",
+}
 _SINGLE = ("FullName", "Metadata")
 """Columns that can be selected only if the query finds at most one row."""
 
@@ -148,13 +147,27 @@ def delete(call: Call) -> Answer:
 
 
 def query(call: Call) -> Answer:
-    """GET …/tooling/query?q=SELECT …: return rows of a Tooling API object."""
-    version = authorised(call)
-    asked = tables.parsed(call)
-    table = tables.find((TABLE, *channels.TABLES, *discovery.TABLES), asked, version)
-    if table is None:
-        raise tables.unsupported(asked.of)
-    return table.answer(call, version, asked)
+    """GET …/tooling/query?q=SELECT …: return rows of a Tooling API object, or, with `columns=true`,
+    the columns of the query.
+    """
+    plan, page = query_of(call, (TABLE, *channels.TABLES, *discovery.TABLES))
+    if plan.of.is_stored:
+        raise no_object(plan.of.name)
+    if page is None:
+        return json_answer(tables.metadata(plan))
+    if page.total > 1 and any(output.field.name in _SINGLE for output in plan.outputs):
+        text = f"a query for {' or '.join(_SINGLE)} must find at most one row"
+        raise RestRefused("MALFORMED_QUERY", text)
+    return json_answer(
+        {
+            "size": len(page.rows),
+            "totalSize": page.total,
+            "done": not page.rest,
+            "queryLocator": None,
+            "entityTypeName": plan.of.name,
+            "records": page.rows,
+        }
+    )
 
 
 def _of_this_version(call: Call) -> int:
@@ -234,13 +247,11 @@ def _values(record: ManagedSubscription) -> dict[str, Any]:
     }
 
 
-def _rows(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
+def _rows(call: Call, _asked: soql.Select) -> list[dict[str, Any]]:
     return [_values(record) for record in call.world.managed.all()]
 
 
-TABLE = Table(
-    _OBJECT, _COLUMNS, _COMPARABLE, _rows, _SINGLE, _FIRST_VERSION, f"tooling/sobjects/{_OBJECT}"
-)
+TABLE = Table(_OBJECT, _FIELDS, _rows, _FIRST_VERSION, f"tooling/sobjects/{_OBJECT}")
 """Managed subscriptions as an object that can be queried."""
 
 

@@ -8,19 +8,15 @@ schema's field, such as `Data:DateTime:00N…`. Field names are case-insensitive
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, time
 from typing import Any
 
+from sfpubsub.emulator.org import lexical
 from sfpubsub.emulator.org.problems import BadValue
 from sfpubsub.emulator.org.schemas import Schema
 
 _SET_BY_THE_ORG = ("CreatedDate", "CreatedById", "EventUuid", "ReplayId")
-
-_NUMBERS = ("Double", "Currency", "Percent")
-_TIMES = {"DateOnly": "%Y-%m-%d", "TimeOnly": "%H:%M:%S.%fZ"}
-
-_DAY_MS = 24 * 3600 * 1000
 
 
 def event_values(
@@ -56,42 +52,38 @@ def event_values(
 
 
 def _value(name: str, field: Mapping[str, Any], value: Any) -> Any:
-    kind = str(field.get("doc", "")).split(":")[1:2]
-    found = _converted(kind[0] if kind else "", value)
-    if found is None:
-        what = kind[0] if kind else "text"
-        raise BadValue("JSON_PARSER_ERROR", f"{name}: {value!r:.80} is not a valid {what}", name)
-    return found
-
-
-def _converted(kind: str, value: Any) -> Any:
-    """Return a JSON value converted to a field's type, `kind`; None if that is impossible."""
-    if kind == "Boolean":
-        return value if isinstance(value, bool) else None
-    if kind == "Integer" or kind in _NUMBERS:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return None
-        if kind == "Integer":
-            return int(value) if value == int(value) else None
-        return float(value)
-    if kind in ("DateTime", *_TIMES):
-        return _milliseconds(kind, value)
-    return value if isinstance(value, str) else None
-
-
-def _milliseconds(kind: str, value: Any) -> int | None:
-    """Return a time in milliseconds: since the epoch for DateTime and DateOnly, since midnight for
-    TimeOnly. Return None if the value is not such a time.
-    """
-    if not isinstance(value, str):
-        return None
+    kind = "".join(str(field.get("doc", "")).split(":")[1:2])
+    read: Callable[[Any], Any] = _READ.get(kind, lexical.text)
     try:
-        if kind in _TIMES:
-            found = datetime.strptime(value, _TIMES[kind]).replace(tzinfo=UTC)
-        else:
-            found = datetime.fromisoformat(value)
-            found = found if found.tzinfo else found.replace(tzinfo=UTC)
-    except ValueError:
-        return None
-    milliseconds = round(found.timestamp() * 1000)
-    return milliseconds % _DAY_MS if kind == "TimeOnly" else milliseconds
+        return read(value)
+    except ValueError as error:
+        text = f"{name}: {value!r:.80} is not a valid {kind or 'text'}"
+        raise BadValue("JSON_PARSER_ERROR", text, name) from error
+
+
+def _milliseconds(at: datetime) -> int:
+    return round(at.timestamp() * 1000)
+
+
+def _at(value: Any) -> int:
+    return _milliseconds(lexical.instant(value))
+
+
+def _of_day(value: Any) -> int:
+    at = datetime.combine(date(1970, 1, 1), lexical.clock(value), UTC)
+    return _milliseconds(at)
+
+
+def _midnight(value: Any) -> int:
+    return _milliseconds(datetime.combine(lexical.day(value), time(), UTC))
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "Boolean": lexical.boolean,
+    "Integer": lexical.whole,
+    **dict.fromkeys(("Double", "Currency", "Percent"), lexical.number),
+    "DateTime": _at,
+    "DateOnly": _midnight,
+    "TimeOnly": _of_day,
+}
+"""How the values of a type are read; those of other types are texts."""

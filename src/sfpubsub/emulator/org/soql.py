@@ -1,30 +1,38 @@
 """Parser for the supported part of SOQL: a single SELECT.
 
-    SELECT field, … | COUNT() FROM object
-        [WHERE condition] [ORDER BY field [ASC | DESC] [NULLS FIRST | LAST], …]
-        [LIMIT n] [OFFSET n]
+    SELECT column, … | COUNT() FROM object [[AS] alias]
+        [USING SCOPE everything] [WHERE condition] [WITH SECURITY_ENFORCED]
+        [GROUP BY field, …] [ORDER BY column [ASC | DESC] [NULLS FIRST | LAST], …]
+        [LIMIT n] [OFFSET n] [FOR VIEW | FOR REFERENCE]
 
-A condition compares a field with strings in single quotes, numbers, true, false, null, dates and
-times. The operators are =, !=, <>, <, <=, >, >=, LIKE, IN (…), NOT IN (…), INCLUDES (…) and
-EXCLUDES (…). Conditions are combined with AND, OR, NOT and parentheses. As in an org, AND and OR
-cannot be mixed without parentheses.
+A column is a field, a field of a parent (`Account.Owner.Name`), an aggregate (COUNT,
+COUNT_DISTINCT, MIN, MAX, SUM, AVG), toLabel(field) or FIELDS(ALL | STANDARD | CUSTOM); fields and
+aggregates of a grouped query may have an alias.
 
-Everything else is rejected as malformed. Keywords are case-insensitive. Names of objects and fields
-are not checked.
+A condition compares a field with strings in single quotes, numbers, true, false, null, dates, times
+and date literals such as TODAY. The operators are =, !=, <>, <, <=, >, >=, LIKE, IN (…),
+NOT IN (…), INCLUDES (…) and EXCLUDES (…); IN and NOT IN also accept a SELECT of one field.
+Conditions are combined with AND, OR, NOT and parentheses. As in an org, AND and OR cannot be mixed
+without parentheses.
+
+What an org understands and the emulator does not is rejected as such, and everything else as
+malformed. Keywords are case-insensitive. Names of objects and fields are not checked.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
+
+from sfpubsub.emulator.org.date_literals import is_date_literal
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<text>'(?:[^'\\]|\\.)*')"
     r"|(?P<time>\d{4}-\d\d-\d\d(?:T\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d))?)"
     r"|(?P<number>[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|[+-]?\.\d+)"
-    r"|(?P<word>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)"
+    r"|(?P<word>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?::\d+)?)"
     r"|(?P<sign>!=|<>|<=|>=|[=<>(),]))",
     re.DOTALL,
 )
@@ -38,6 +46,22 @@ _DEEPEST = 50
 
 _SIGNS = {"=": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _LISTS = ("IN", "INCLUDES", "EXCLUDES")
+AGGREGATES = ("COUNT", "COUNT_DISTINCT", "MIN", "MAX", "SUM", "AVG")
+_FUNCTIONS = (*AGGREGATES, "TOLABEL", "FIELDS")
+_UNKNOWN = (
+    "HAVING", "TYPEOF", "FORMAT", "CONVERTCURRENCY", "CONVERTTIMEZONE", "DISTANCE", "GEOLOCATION",
+    "GROUPING", "CALENDAR_MONTH", "CALENDAR_QUARTER", "CALENDAR_YEAR", "DAY_IN_MONTH",
+    "DAY_IN_WEEK", "DAY_IN_YEAR", "DAY_ONLY", "FISCAL_MONTH", "FISCAL_QUARTER", "FISCAL_YEAR",
+    "HOUR_IN_DAY", "WEEK_IN_MONTH", "WEEK_IN_YEAR", "ROLLUP", "CUBE", "USER_MODE", "SYSTEM_MODE",
+    "DATA", "DELEGATED", "MINE", "TEAM", "MY_TERRITORY", "MINE_AND_MY_GROUPS", "UPDATE",
+)  # fmt: skip
+"""Words that begin a part of SOQL which the emulator does not have."""
+
+_CLAUSES = (
+    "SELECT", "FROM", "AND", "OR", "NOT", "IN", "LIKE", "BY", "USING", "WHERE", "WITH", "GROUP",
+    "HAVING", "ORDER", "LIMIT", "OFFSET", "FOR", "ALL", "UPDATE",
+)  # fmt: skip
+"""Words that can follow the name of an object and are not its alias."""
 
 T = TypeVar("T")
 
@@ -46,12 +70,19 @@ class Malformed(Exception):  # noqa: N818 - an answer, not a bug
     """Raised if a query cannot be parsed; the message gives the reason."""
 
 
+class NotOffered(Malformed):
+    """Raised if a query uses a part of SOQL that an org has and the emulator does not."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not supported by the emulator")
+
+
 @dataclass(frozen=True)
 class Literal:
     """A value in a query, as written.
 
     Attributes:
-        kind: text (a string), number, time, or word (true, false or null).
+        kind: text (a string), number, time, or word (true, false, null or a date literal).
         text: The value; for a string, without the quotes but with the backslashes.
     """
 
@@ -68,11 +99,13 @@ class Comparison:
         sign: The operator: =, != (also for <>), <, <=, >, >=, LIKE, IN, NOT IN, INCLUDES or
             EXCLUDES.
         values: The values; exactly one, unless the operator accepts a list.
+        among: The query whose rows are the list of values; None if `values` is.
     """
 
     field: str
     sign: str
     values: tuple[Literal, ...]
+    among: Select | None = None
 
 
 @dataclass(frozen=True)
@@ -92,30 +125,53 @@ Condition = Comparison | Joined
 
 
 @dataclass(frozen=True)
-class Order:
-    """One field of ORDER BY; `nulls_first` is None if it is not specified."""
+class Column:
+    """A value that a query returns or sorts by.
+
+    Attributes:
+        field: Name of the field, with the names of relationships before it; for FIELDS, what is
+            in the parentheses.
+        function: In upper case, one of `AGGREGATES`, TOLABEL or FIELDS; blank for a plain field.
+        alias: The name for it in the rows; blank if none was given.
+    """
 
     field: str
+    function: str = ""
+    alias: str = ""
+
+    @property
+    def is_aggregate(self) -> bool:
+        """Whether this is computed from several rows."""
+        return self.function in AGGREGATES
+
+
+@dataclass(frozen=True)
+class Order:
+    """One column of ORDER BY; `nulls_first` is None if it is not specified."""
+
+    column: Column
     descending: bool
     nulls_first: bool | None
 
 
 @dataclass(frozen=True)
 class Select:
-    """A parsed query. Names are as written and have not been checked.
+    """A parsed query. Names are without the alias of the object, and have not been checked.
 
     Attributes:
-        fields: Names of the selected fields; empty for COUNT().
+        columns: The selected columns; empty for COUNT().
         of: Name of the object.
         where: The condition; None selects all records.
-        order: The fields to sort by.
+        group: Names of the fields of GROUP BY.
+        order: The columns to sort by.
         limit: Maximum number of rows; None for all.
         offset: Number of rows to skip.
     """
 
-    fields: tuple[str, ...]
+    columns: tuple[Column, ...]
     of: str
     where: Condition | None
+    group: tuple[str, ...]
     order: tuple[Order, ...]
     limit: int | None
     offset: int
@@ -123,7 +179,12 @@ class Select:
     @property
     def counts(self) -> bool:
         """Whether this is a COUNT() query."""
-        return not self.fields
+        return not self.columns
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether a row stands for several records."""
+        return bool(self.group) or any(column.is_aggregate for column in self.columns)
 
 
 def parse(text: str) -> Select:
@@ -163,22 +224,65 @@ class _Parser:
             self._tokens.append(Literal(kind, found[kind]))
             at = found.end()
         self._next = 0
+        self._names: tuple[str, ...] = ()  # what may stand before a field for the object itself
 
     def query(self) -> Select:
+        found = self._select()
+        if self._takes("ALL"):
+            self._expect("ROWS")
+            raise Malformed("ALL ROWS is not allowed in a query of the API: use queryAll")
+        if self._next < len(self._tokens):
+            raise self._unexpected()
+        return found
+
+    def _select(self) -> Select:
+        outer = self._names
         self._expect("SELECT")
-        fields = self._fields()
-        self._expect("FROM")
+        start = self._next
+        self._skip_to_from()
         of = self._name()
+        self._names = (of.lower(),)
+        if self._takes("AS") or (
+            self._next < len(self._tokens)
+            and self._tokens[self._next].kind == "word"
+            and self._tokens[self._next].text.upper() not in _CLAUSES
+        ):
+            self._names = (of.lower(), self._name().lower())
+        after, self._next = self._next, start
+        columns = self._columns()
+        self._expect("FROM")
+        self._next = after
+        if self._takes("USING"):
+            self._expect("SCOPE")
+            self._expect("EVERYTHING")
         where = self._condition(0) if self._takes("WHERE") else None
+        if self._takes("WITH"):
+            self._expect("SECURITY_ENFORCED")
+        group: tuple[str, ...] = ()
+        if self._takes("GROUP"):
+            self._expect("BY")
+            group = self._several(self._grouped)
         order: tuple[Order, ...] = ()
         if self._takes("ORDER"):
             self._expect("BY")
             order = self._several(self._ordered)
         limit = self._count("LIMIT") if self._takes("LIMIT") else None
         offset = self._count("OFFSET") if self._takes("OFFSET") else 0
-        if self._next < len(self._tokens):
-            raise self._unexpected()
-        return Select(fields, of, where, order, limit, offset)
+        if self._takes("FOR") and not self._takes("REFERENCE"):
+            self._expect("VIEW")
+        self._names = outer
+        found = Select(columns, of, where, group, order, limit, offset)
+        if not found.aggregates and any(column.alias for column in columns):
+            raise Malformed("only aggregate expressions use field aliasing")
+        return found
+
+    def _skip_to_from(self) -> None:
+        while not self._takes("FROM"):
+            if self._takes("(") and self._at("SELECT"):
+                raise NotOffered("a subquery in SELECT")
+            self._next += not self._at("FROM")
+            if self._next >= len(self._tokens):
+                raise self._unexpected()
 
     def only_condition(self) -> Condition:
         found = self._condition(0)
@@ -186,13 +290,43 @@ class _Parser:
             raise self._unexpected()
         return found
 
-    def _fields(self) -> tuple[str, ...]:
-        first = self._name()
-        if first.upper() == "COUNT" and self._takes("("):
-            self._expect(")")
+    def _columns(self) -> tuple[Column, ...]:
+        if self._at("COUNT") and [token.text for token in self._tokens[self._next + 1 :][:2]] == [
+            "(",
+            ")",
+        ]:
+            self._next += 3
             return ()
-        rest = self._several(self._name) if self._takes(",") else ()
-        return (first, *rest)
+        return self._several(self._column)
+
+    def _column(self) -> Column:
+        found = self._plain_column()
+        named = not (self._at(",") or self._at("FROM")) and self._next < len(self._tokens)
+        return replace(found, alias=self._name()) if named else found
+
+    def _plain_column(self) -> Column:
+        name = self._field()
+        if name.upper() == "TYPEOF":
+            raise NotOffered("TYPEOF")
+        if not self._takes("("):
+            return Column(name)
+        if name.upper() not in _FUNCTIONS:
+            self._next -= 2
+            raise self._unexpected()
+        field = self._field()
+        self._expect(")")
+        return Column(field, name.upper())
+
+    def _grouped(self) -> str:
+        column = self._plain_column()
+        if column.function:
+            raise Malformed(f"unexpected token: {column.function}")
+        return column.field
+
+    def _field(self) -> str:
+        name = self._name()
+        first, dot, rest = name.partition(".")
+        return rest if dot and first.lower() in self._names else name
 
     def _several(self, one: Callable[[], T]) -> tuple[T, ...]:
         found = [one()]
@@ -223,12 +357,19 @@ class _Parser:
             found = self._condition(depth + 1)
             self._expect(")")
             return found
-        field = self._name()
+        column = self._plain_column()
+        if column.function not in ("", "TOLABEL"):
+            raise Malformed(f"unexpected token: {column.function}")
+        field = column.field
         negated = self._takes("NOT")
         sign = self._take()
         word = sign.text.upper()
         if word in _LISTS and (word == "IN" or not negated):
             self._expect("(")
+            if word == "IN" and self._at("SELECT"):
+                among = self._select()
+                self._expect(")")
+                return Comparison(field, "NOT IN" if negated else "IN", (), among)
             values = self._several(self._value)
             self._expect(")")
             return Comparison(field, f"NOT {word}" if negated else word, values)
@@ -242,15 +383,14 @@ class _Parser:
         token = self._take()
         if token.kind == "text":
             return Literal("text", token.text[1:-1])
-        if token.kind == "sign" or (
-            token.kind == "word" and token.text.lower() not in ("true", "false", "null")
-        ):
+        known = token.text.lower() in ("true", "false", "null") or is_date_literal(token.text)
+        if token.kind == "sign" or (token.kind == "word" and not known):
             self._next -= 1
             raise self._unexpected()
         return token
 
     def _ordered(self) -> Order:
-        name, descending, nulls_first = self._name(), False, None
+        column, descending, nulls_first = self._plain_column(), False, None
         if self._takes("DESC"):
             descending = True
         else:
@@ -259,7 +399,7 @@ class _Parser:
             nulls_first = self._takes("FIRST")
             if not nulls_first:
                 self._expect("LAST")
-        return Order(name, descending, nulls_first)
+        return Order(column, descending, nulls_first)
 
     def _name(self) -> str:
         token = self._take()
@@ -296,5 +436,8 @@ class _Parser:
 
     def _unexpected(self) -> Malformed:
         if self._next < len(self._tokens):
-            return Malformed(f"unexpected token: {self._tokens[self._next].text[:40]}")
+            text = self._tokens[self._next].text[:40]
+            if text.upper() in _UNKNOWN:
+                return NotOffered(text.upper())
+            return Malformed(f"unexpected token: {text}")
         return Malformed("unexpected end of the query")

@@ -43,6 +43,9 @@ TYPES: dict[str, int] = {
 }
 """Field types, each with its default length in characters; 0 for types without a length."""
 
+_LONG_TEXT = 255
+"""Text areas with more characters cannot be used to filter or sort. Documented."""
+
 NUMBERS = ("int", "double", "currency", "percent")
 _LONGEST = 131_072
 """Maximum number of characters in a text field of an org."""
@@ -173,6 +176,21 @@ class Field:
         return self.type != "address"
 
     @property
+    def is_plain(self) -> bool:
+        """Whether queries can filter and sort by the field."""
+        long_text = self.type == "textarea" and self.length > _LONG_TEXT
+        return self.is_stored and not long_text and self.type != "complexvalue"
+
+    @property
+    def relationship(self) -> str:
+        """Name of the relationship of a reference, such as Account for AccountId and Parent__r for
+        Parent__c; blank for other fields.
+        """
+        if self.type != "reference":
+            return ""
+        return f"{self.name[:-1]}r" if self.is_custom else self.name.removesuffix("Id")
+
+    @property
     def is_number(self) -> bool:
         """Whether the field's values are numbers."""
         return self.type in NUMBERS
@@ -199,11 +217,14 @@ class SObject:
         change_events: Whether changes are published as events.
         archivable: Whether records can be archived, as tasks and events of an org are.
         fields: All fields, in order, including system fields.
+        is_stored: Whether the records are stored; otherwise they are computed.
         definition: The definition from which the object was created.
 
     Raises:
         ValueError: The definition is not valid; the message names the object or the field.
     """
+
+    is_stored: bool = True
 
     def __init__(self, definition: Mapping[str, Any]) -> None:
         self.definition: dict[str, Any] = dict(definition)
@@ -243,6 +264,30 @@ class SObject:
                         f"{self.name}.{field.name}: the formula cannot use {name}: use fields of"
                         " the object that are not formulas or addresses"
                     )
+
+    @classmethod
+    def computed(cls, name: str, key_prefix: str, fields: Mapping[str, str]) -> SObject:
+        """Return an object whose records are computed, not stored.
+
+        Args:
+            name: API name.
+            key_prefix: The first three characters of the ids of the records; may be blank.
+            fields: The type of each field, in order: a type of `TYPES`, `complexvalue` for a JSON
+                object, or the name of the object to which a reference points.
+        """
+        made = cls({"name": name, "key_prefix": key_prefix or "000", "fields": ()})
+        made.is_stored = False
+        made.change_events = False
+        made.fields = tuple(
+            Field(field, _label(field), kind, TYPES.get(kind, 0), True, False, False)
+            if kind in TYPES or kind == "complexvalue"
+            else Field(
+                field, _label(field), "reference", 18, True, False, False, reference_to=(kind,)
+            )
+            for field, kind in fields.items()
+        )
+        made._by_name = {field.name.lower(): field for field in made.fields}
+        return made
 
     def field(self, name: str) -> Field | None:
         """Return the field with this name, ignoring case, or None if there is no such field."""

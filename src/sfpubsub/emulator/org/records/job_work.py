@@ -38,12 +38,16 @@ def query(jobs: JobStore, records: Records, store: Store, job: Job, user: User) 
         RecordProblem: The query cannot be executed.
     """
     plan = records.plan(job.facts["query"], user, deleted=job.facts["operation"] == "queryAll")
-    if plan.select.counts or plan.select.offset or any(not f.is_stored for f in plan.fields):
+    select = plan.select
+    wide = any(c.function == "FIELDS" and c.field.upper() != "STANDARD" for c in select.columns)
+    compound = any(not output.field.is_stored for output in plan.outputs)
+    if select.counts or select.aggregates or select.offset or wide or compound:
         raise RecordProblem(
             "FUNCTIONALITY_NOT_ENABLED",
-            "COUNT(), OFFSET and compound address fields are not supported in a bulk query",
+            "aggregates, GROUP BY, OFFSET, FIELDS(ALL), FIELDS(CUSTOM) and compound address fields"
+            " are not supported in a bulk query",
         )
-    columns = [field.name for field in plan.fields]
+    columns = [".".join(output.path) for output in plan.outputs]
     jobs.change(job, columns=columns)
     file = jobs.result(job, "results", columns)
     file.remove()
@@ -52,9 +56,10 @@ def query(jobs: JobStore, records: Records, store: Store, job: Job, user: User) 
         contextlib.closing(store.snapshot()) as snapshot,
         contextlib.closing(snapshot.stream(plan.rows, *plan.values)) as found,
     ):
-        texts = [(values.as_text, field) for field in plan.fields]
+        # After the id come the selected values, and after these the ids of parents.
+        texts = [(values.as_text, output.field) for output in plan.outputs]
         rows = (
-            [as_text(field, kept) for (as_text, field), kept in zip(texts, row, strict=True)]
+            [as_text(field, kept) for (as_text, field), kept in zip(texts, row[1:], strict=False)]
             for row in found
         )
         for count in file.append(rows):
@@ -67,6 +72,17 @@ def columns_of(path: Path, delimiter: str) -> list[str]:
     """Return the column names in the first line of a CSV file; empty if the file is empty."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         return next(csv.reader(file, delimiter=delimiter), [])
+
+
+def _check_ending(path: Path, ending: str) -> None:
+    with path.open("rb") as file:
+        first = file.readline()
+    found = "CRLF" if first.endswith(b"\r\n") else "LF"
+    if first.endswith(b"\n") and found != ending:
+        raise RecordProblem(
+            "ClientInputError",
+            f"LineEnding is invalid on user data. Current LineEnding setting is {ending}",
+        )
 
 
 def rows_of(path: Path, delimiter: str) -> Iterator[list[str]]:
@@ -95,11 +111,14 @@ def ingest(jobs: JobStore, records: Records, job: Job, user: User) -> None:
     job is stopped.
 
     Raises:
-        RecordProblem: The rows cannot be read, or have a column that the object does not have.
+        RecordProblem: The rows cannot be read, their line ends are not those of the job, or they
+            have a column that the object does not have.
     """
     path, delimiter = jobs.upload_path(job), job.facts["delimiter"]
     try:
         columns = columns_of(path, delimiter) if path.exists() else []
+        if columns:
+            _check_ending(path, job.facts["lineEnding"])
         _check(columns, records, job)
         _take(jobs, records, job, user, columns)
     except (csv.Error, UnicodeDecodeError) as error:
@@ -205,4 +224,5 @@ def _id(given: dict[str, Any]) -> str:
 
 def _said(problem: RecordProblem) -> str:
     """Return the error of a failed row, in the format of the column sf__Error in job results."""
-    return f"{problem.code}:{problem.text}:{' '.join(problem.fields)} --"
+    fields = " ".join((*problem.fields, "--"))
+    return f"{problem.code}:{problem.text}:{fields}"

@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+from sfpubsub.emulator.org.soql import Malformed, NotOffered
+
+NOT_OFFERED = "NOT_SUPPORTED_BY_THE_EMULATOR"
+"""The code for what an org has and the emulator does not. No org sends it, so it cannot be mistaken
+for an org's answer to a mistake. The status is 400, because clients repeat requests after a 5xx.
+"""
+
+_STANDARD = {
+    "asset", "asyncapexjob", "apexclass", "apextrigger", "attachment", "businesshours", "campaign",
+    "campaignmember", "case", "casecomment", "contentdocument", "contentdocumentlink",
+    "contentversion", "contract", "document", "emailmessage", "emailtemplate", "entitlement",
+    "event", "fielddefinition", "folder", "group", "groupmember", "holiday", "idea", "individual",
+    "lead", "note", "opportunitycontactrole", "opportunityhistory", "opportunitylineitem", "order",
+    "orderitem", "permissionsetgroup", "pricebook2", "pricebookentry", "product2", "quote",
+    "quotelineitem", "report", "solution", "task", "territory2", "topic", "userrole", "workorder",
+}  # fmt: skip
+"""Standard objects of an org that the default seed does not have, in lower case."""
+
 
 class RecordProblem(Exception):  # noqa: N818 - an answer, not a bug
     """Raised if a query, a record change or a Bulk API request fails.
@@ -25,7 +43,9 @@ class RecordProblem(Exception):  # noqa: N818 - an answer, not a bug
 
 
 def no_object(name: str) -> RecordProblem:
-    """Return the error for an unknown object."""
+    """Return the error for an unknown object, or for a standard object that is not in this org."""
+    if name.lower() in _STANDARD:
+        return not_offered(f"without a definition in its seed, the object {name}")
     return RecordProblem(
         "INVALID_TYPE",
         f"sObject type '{name[:80]}' is not supported. If you are attempting to use a custom"
@@ -59,3 +79,15 @@ def no_column(name: str, of: str) -> RecordProblem:
         " WSDL or the describe call for the appropriate names."
     )
     return RecordProblem("INVALID_FIELD", text)
+
+
+def not_offered(what: str) -> RecordProblem:
+    """Return the error for something that an org has and the emulator does not."""
+    return RecordProblem(NOT_OFFERED, f"{what} is not supported by the emulator")
+
+
+def malformed(error: Malformed) -> RecordProblem:
+    """Return the error for a query that cannot be parsed."""
+    if isinstance(error, NotOffered):
+        return RecordProblem(NOT_OFFERED, str(error))
+    return RecordProblem("MALFORMED_QUERY", str(error))

@@ -252,10 +252,11 @@ class Publishing:
                 return
             where = set() if select.where is None else set(_fields_of(select.where))
             notify = topic.get("NotifyForFields", "Referenced")
+            selected = [column.field for column in select.columns]
             watched = {
-                "Select": set(select.fields),
+                "Select": set(selected),
                 "Where": where,
-                "Referenced": {*select.fields, *where},
+                "Referenced": {*selected, *where},
             }.get(notify)
             if change.kind == "UPDATE" and watched is not None:
                 names = {one.lower() for one in watched}
@@ -269,7 +270,7 @@ class Publishing:
             return  # the query is no longer valid for its object
         shown: dict[str, Any] = {"Id": change.record_id}
         if change.kind != "DELETE":
-            for one in select.fields:
+            for one in selected:
                 field = change.of.field(one)
                 if field is not None and field.is_stored:
                     shown[field.name] = values.show(field, change.new.get(field.name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from sfpubsub.emulator.org.records.fields import Field, SObject
 from sfpubsub.emulator.org.records.problems import (
     RecordProblem,
     is_deleted,
+    malformed,
     no_column,
     no_object,
     no_record,
@@ -34,6 +35,8 @@ _CURSORS = 10
 
 _PLACE_DIGITS = 12
 """Maximum number of digits of the row position in a query locator; no query has so many rows."""
+
+_NOTHING: Mapping[str, queries.Virtual] = {}
 
 _SNAPSHOTS = 4
 """Number of intervals into which the lag is divided; each has at most one snapshot."""
@@ -59,18 +62,16 @@ class Page:
     """One page of a query's rows.
 
     Attributes:
-        of: The queried object.
+        plan: The query.
         total: Number of rows in the whole query. For COUNT(), this is the count, and `rows` is
             empty.
-        rows: Values by field name, in the order of the query.
-        ids: Record ids of the rows.
+        rows: The records as JSON objects, in the order of the query.
         rest: Locator of the next page; blank on the last page.
     """
 
-    of: SObject
+    plan: queries.Plan
     total: int
     rows: list[dict[str, Any]]
-    ids: list[str]
     rest: str
 
 
@@ -122,6 +123,10 @@ class Past:
             self._forget(self._clock.now())
             source = self._snapshots[0][1] if self._snapshots else self._store
             return source.rows(sql, *given)
+
+    def now(self) -> float:
+        """Return the time on the org's clock, in seconds since the epoch."""
+        return self._clock.now()
 
     def catch_up(self) -> None:
         """Let reads return the current state. Call this after a change of an object's definition,
@@ -294,8 +299,21 @@ class Reading:
         rows = [show(row) for row in self._past.rows(plan.rows, *plan.values)]
         return Found(plan.of, len(rows), rows)
 
-    def plan(self, text: str, user: User, *, deleted: bool = False) -> queries.Plan:
-        """Prepare a query without running it. Arguments as for `query`.
+    def plan(
+        self,
+        text: str,
+        user: User,
+        *,
+        deleted: bool = False,
+        computed: Mapping[str, queries.Virtual] = _NOTHING,
+    ) -> queries.Plan:
+        """Prepare a query without running it.
+
+        Args:
+            text: The query in SOQL; see `soql`.
+            user: The requesting user.
+            deleted: Whether to include rows in the Recycle Bin and archived rows.
+            computed: Objects whose rows are not stored, by name in lower case.
 
         Raises:
             RecordProblem: As for `query`.
@@ -303,26 +321,44 @@ class Reading:
         try:
             select = soql.parse(text)
         except soql.Malformed as error:
-            raise RecordProblem("MALFORMED_QUERY", str(error)) from error
-        of = self.seen(select.of, user)
-        owner = None if user.sees_all(of.name) else user.user_id
-        return queries.plan(of, select, deleted=deleted, owner=owner)
+            raise malformed(error) from error
 
-    def page(self, text: str, user: User, size: int, *, deleted: bool = False) -> Page:
+        def find(name: str) -> SObject | queries.Virtual:
+            if name.lower() in computed and name.lower() not in self._tables:
+                return computed[name.lower()]
+            return self.seen(name, user)
+
+        def owner(of: SObject) -> str | None:
+            return None if user.sees_all(of.name) else user.user_id
+
+        return queries.plan(select, queries.View(find, owner, deleted, self._past.now()))
+
+    def page(
+        self,
+        plan: queries.Plan,
+        user: User,
+        size: int,
+        link: queries.Link | None = None,
+    ) -> Page:
         """Return the first page of a query.
 
         Args:
-            text: The query in SOQL; see `soql`.
+            plan: The query.
             user: The requesting user.
-            size: Maximum number of rows in a page.
-            deleted: Whether to include rows in the Recycle Bin and archived rows.
+            size: Maximum number of rows in a page. A query with aggregates has only one page.
+            link: Makes the member `attributes` of each record; None omits it.
 
         Raises:
-            RecordProblem: As for `query`.
+            RecordProblem: The query has aggregates and finds more rows than fit in a page.
         """
-        plan = self.plan(text, user, deleted=deleted)
         if plan.select.counts:
-            return Page(plan.of, self._past.rows(plan.count, *plan.values)[0][0], [], [], "")
+            return Page(plan, self._past.rows(plan.count, *plan.values)[0][0], [], "")
+        if plan.select.aggregates:
+            found = self._past.rows(plan.rows, *plan.values)
+            if len(found) > size:
+                text = "Aggregate query does not support queryMore(), use LIMIT to restrict"
+                raise RecordProblem("EXCEEDED_ID_LIMIT", f"{text} the results to a single batch")
+            return Page(plan, len(found), [*map(plan.shower(link), found)], "")
         numbers = array("q", (row[0] for row in self._past.rows(plan.numbers, *plan.values)))
         cursor = _Cursor(user.user_id, plan, numbers, size)
         name = ""
@@ -334,14 +370,15 @@ class Reading:
                 own = [key for key, item in self._cursors.items() if item.user_id == user.user_id]
                 for old in own[:-_CURSORS]:
                     del self._cursors[old]
-        return self._page(name, cursor, 0)
+        return self._page(name, cursor, 0, link)
 
-    def next_page(self, rest: str, user: User) -> Page:
+    def next_page(self, rest: str, user: User, link: queries.Link | None = None) -> Page:
         """Return the next page of a query.
 
         Args:
             rest: The locator from the previous page.
             user: The user who ran the query.
+            link: As for `page`.
 
         Raises:
             RecordProblem: The locator does not belong to an open query of this user.
@@ -355,7 +392,7 @@ class Reading:
             or not (start.isdecimal() and len(start) <= _PLACE_DIGITS)
         ):
             raise RecordProblem("INVALID_QUERY_LOCATOR", "invalid query locator")
-        return self._page(name, cursor, int(start))
+        return self._page(name, cursor, int(start), link)
 
     def close_queries(self, of: SObject) -> None:
         """Close the unfinished queries of an object, whose columns have changed."""
@@ -363,22 +400,15 @@ class Reading:
             for name in [key for key, one in self._cursors.items() if one.plan.of.name == of.name]:
                 del self._cursors[name]
 
-    def _page(self, name: str, cursor: _Cursor, start: int) -> Page:
+    def _page(self, name: str, cursor: _Cursor, start: int, link: queries.Link | None) -> Page:
         plan, numbers = cursor.plan, cursor.numbers[start : start + cursor.size]
-        show = plan.shower()
-        marks = ", ".join("?" * len(numbers))
-        found = {
-            row[0]: row[1:]
-            for row in self._past.rows(
-                f"SELECT n, Id, {', '.join(plan.columns)} FROM {plan.table} WHERE n IN ({marks})",  # noqa: S608
-                *numbers,
-            )
-        }
-        there = [found[number] for number in numbers if number in found]
+        show = plan.shower(link)
+        sql = plan.numbered(len(numbers))
+        found = {row[0]: row[1:] for row in self._past.rows(sql, *plan.shared, *numbers)}
+        rows = [show(found[number]) for number in numbers if number in found]
         end = start + len(numbers)
         rest = f"{name}-{end}" if end < len(cursor.numbers) else ""
-        rows, ids = [show(row[1:]) for row in there], [str(row[0]) for row in there]
-        return Page(plan.of, len(cursor.numbers), rows, ids, rest)
+        return Page(plan, len(cursor.numbers), rows, rest)
 
     def _shown(self, of: SObject, row: Row, names: Sequence[str] | None) -> dict[str, Any]:
         fields: list[Field] = []

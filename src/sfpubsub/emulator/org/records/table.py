@@ -32,6 +32,11 @@ def column_of(field: Field) -> str:
     return f'"{field.name}"'
 
 
+def is_cased(field: Field) -> bool:
+    """Return whether the case of a field's letters matters in comparisons."""
+    return field.type in _CASED
+
+
 class Table:
     """The rows of one object. Thread-safe.
 
@@ -156,4 +161,4 @@ def _kind(field: Field) -> str:
         return "INTEGER"
     if field.is_number:
         return "REAL"
-    return "TEXT" if field.type in _CASED else "TEXT COLLATE NOCASE"
+    return "TEXT" if is_cased(field) else "TEXT COLLATE NOCASE"

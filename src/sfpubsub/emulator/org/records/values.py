@@ -7,16 +7,17 @@ field.
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, time
-from typing import Any
+from typing import Any, TypeVar
 
+from sfpubsub.emulator.org import lexical
 from sfpubsub.emulator.org.records.fields import Field
 from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.sessions import eighteen
 
-_BIG_INT = 2**31
+T = TypeVar("T")
 _ID_LENGTHS = (15, 18)
 
 
@@ -45,6 +46,8 @@ def show(field: Field, kept: Any) -> Any:
     """Return a stored value as a JSON value, for a response."""
     if kept is None:
         return False if field.type == "boolean" else None
+    if field.type == "complexvalue":
+        return json.loads(kept)
     return bool(kept) if field.type == "boolean" else kept
 
 
@@ -113,9 +116,7 @@ def full_name(parts: Mapping[str, Any]) -> str:
 
 
 def _text(field: Field, value: Any) -> str:
-    if isinstance(value, bool):
-        value = "true" if value else "false"
-    text = str(value)
+    text = lexical.text(value)
     if len(text) > field.length:
         raise RecordProblem(
             "STRING_TOO_LONG",
@@ -138,48 +139,29 @@ def _picklist(field: Field, value: Any) -> str:
 
 
 def _boolean(field: Field, value: Any) -> int:
-    if isinstance(value, str):
-        value = {"true": True, "false": False, "1": True, "0": False}.get(value.lower(), value)
-    if not isinstance(value, bool):
-        raise _not_read(field, "VALUE_STRING", value)
-    return int(value)
+    return int(_read(field, value, lexical.boolean))
 
 
 def _number(field: Field, value: Any) -> float | int:
-    try:
-        number = float("nan" if isinstance(value, bool) else value)
-    except (ValueError, OverflowError) as error:
-        raise _not_read(field, "VALUE_STRING", value) from error
-    whole = field.type != "int" or (number.is_integer() and -_BIG_INT <= number < _BIG_INT)
-    if not (math.isfinite(number) and whole):
-        raise _not_read(field, "VALUE_STRING", value)
-    return int(number) if field.type == "int" else number
+    return _read(field, value, lexical.whole if field.type == "int" else lexical.number)
 
 
 def _date(field: Field, value: Any) -> str:
-    return _when(field, value, lambda text: date.fromisoformat(text).isoformat())
+    return _read(field, value, lexical.day).isoformat()
 
 
 def _datetime(field: Field, value: Any) -> str:
-    def read(text: str) -> str:
-        at = datetime.fromisoformat(text)
-        return _written(at if at.tzinfo else at.replace(tzinfo=UTC))
-
-    return _when(field, value, read)
+    return _written(_read(field, value, lexical.instant))
 
 
 def _time(field: Field, value: Any) -> str:
-    def read(text: str) -> str:
-        at = time.fromisoformat(text.removesuffix("Z"))
-        return f"{at.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
-
-    return _when(field, value, read)
+    return f"{_read(field, value, lexical.clock).isoformat(timespec='milliseconds')}Z"
 
 
-def _when(field: Field, value: Any, read: Callable[[str], str]) -> str:
+def _read(field: Field, value: Any, read: Callable[[Any], T]) -> T:
     try:
-        return read(str(value))
-    except (ValueError, OverflowError) as error:
+        return read(value)
+    except ValueError as error:
         raise _not_read(field, "VALUE_STRING", value) from error
 
 
