@@ -123,12 +123,16 @@ def test_the_errors_page_has_every_grpc_status():
 
 
 def test_the_files_named_as_evidence_exist():
-    """Every test, script and benchmark file that the documentation names exists."""
-    for path in [ROOT / "README.md", *DOCS.rglob("*.md")]:
-        for named in re.findall(
-            r"`((?:tests|scripts|benchmarks)/[\w/]+\.(?:py|sh))`", path.read_text()
+    """Every test, script, benchmark and source file that the documentation names exists, and in it
+    the test that is named with it.
+    """
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]:
+        for named, test in re.findall(
+            r"`((?:tests|scripts|benchmarks|src)/[\w/]+\.(?:py|sh))(?:::(\w+))?`", path.read_text()
         ):
             assert (ROOT / named).is_file(), f"{path.name}: {named}"
+            text = (ROOT / named).read_text(encoding="utf-8")
+            assert f"def {test}(" in text or not test, f"{path.name}: {named}::{test}"
 
 
 def test_the_tree_of_errors_matches_the_classes():
