@@ -22,7 +22,7 @@ from sfpubsub.spark.ingest.rights import RightsWatch
 from sfpubsub.spark.ingest.settings import DEFAULT_BATCH_SECONDS, IngestSettings
 from sfpubsub.spark.ingest.sidecars import KeptGap
 from sfpubsub.spark.ingest.streams import SourceSubscription
-from sfpubsub.spark.ingest.together import Member
+from sfpubsub.spark.ingest.shared_writer import SourceWriter
 from sfpubsub.spark.mirror.backlog import Backlog
 from sfpubsub.spark.mirror.open_gap import OpenGap
 from sfpubsub.spark.raw.sources import Source
@@ -162,7 +162,7 @@ class MirrorStream(Ingest):
         finally:
             self._orders.get()  # the mirror uses the session until it leaves the block
 
-    def _replay_store(self, member: Member) -> TableReplayStore:
+    def _replay_store(self, member: SourceWriter) -> TableReplayStore:
         return _AnchoredStore(member, self._start, lambda: self._open_gap.is_awaited)
 
     def _rights(self, source: Source, subscription: SourceSubscription) -> RightsWatch | None:
@@ -195,7 +195,7 @@ class _AnchoredStore(TableReplayStore):
     """
 
     def __init__(
-        self, member: Member, start: StartPosition, is_awaited: Callable[[], bool]
+        self, member: SourceWriter, start: StartPosition, is_awaited: Callable[[], bool]
     ) -> None:
         super().__init__(member)
         self._member = member
