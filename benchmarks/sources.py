@@ -20,7 +20,8 @@ from pathlib import Path
 from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.spark import EventWriter, spark_session
-from sfpubsub.spark.ingest.together import DEFAULT_PATIENCE, SharedWriter
+from sfpubsub.spark.ingest.schedule import DEFAULT_PATIENCE
+from sfpubsub.spark.ingest.shared_writer import SharedWriter
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.types import RawEvent, ReplayId
 
@@ -87,20 +88,19 @@ def main() -> None:
 
         writer.write_parts = counted  # type: ignore[method-assign]
         most = 1 if options.apart else 10_000
-        together = SharedWriter(
-            writer, max_events=most, max_bytes=1 << 30, patience=DEFAULT_PATIENCE
-        )
-        writer.write_read(batch_of(names[0], codec, 1), names[0])  # Spark's first write is slow
+        shared = SharedWriter(writer, max_events=most, max_bytes=1 << 30, patience=DEFAULT_PATIENCE)
+        # Spark's first write is slow.
+        writer.write_collected(batch_of(names[0], codec, 1), names[0])
         end = time.monotonic() + options.seconds
 
         def run(source: str, offset: float) -> None:
-            member = together.member(next(s for s in writer.sources if s.name == source))
+            member = shared.of(next(s for s in writer.sources if s.name == source))
             due = time.monotonic() + offset
             while due < end:
                 # Like a job: write when due, or earlier together with other sources.
-                while time.monotonic() < due and not member.is_wanted:
+                while time.monotonic() < due and not member.flush_requested:
                     time.sleep(0.25)
-                member.write_read(batch_of(source, codec, options.events))
+                member.write_collected(batch_of(source, codec, options.events))
                 late.append(max(0.0, time.monotonic() - due))
                 due = max(due, time.monotonic()) + PERIOD
 

@@ -150,6 +150,31 @@ def test_modules_import_only_what_their_layer_allows(path: Path):
             assert rest[0] in allowed, f"{path} imports {name}"
 
 
+# The modules of spark/ that decide, and so can be run in one thread with a virtual clock.
+# Some import names of types from modules that use Spark.
+DECIDING = [
+    SRC / "spark" / name
+    for name in (
+        "ingest/schedule.py",
+        *(
+            f"mirror/{name}.py"
+            for name in (
+                *("actions", "budget", "deadlines", "due_reads", "failures", "mirror_state"),
+                *("objects_schedule", "pieces", "progress", "reads_schedule", "rights_watch"),
+                *("schedule", "selection_watch", "signals", "stream_state", "waiting"),
+            )
+        ),
+    )
+]
+
+
+@pytest.mark.parametrize("path", DECIDING, ids=lambda path: str(path.relative_to(SRC)))
+def test_what_decides_has_no_clock_thread_or_spark(path: Path):
+    """The decisions of an ingest and of a mirror can be simulated."""
+    tops = {name.split(".")[0] for name in imports(path)}
+    assert not tops & {"pyspark", "pyarrow", "requests", *_IO}
+
+
 # Packages that consist of rooms, with the table above and the modules outside all rooms.
 ROOMS = {
     "spark": (SPARK_MAY_IMPORT, {"__init__.py"}),

@@ -151,7 +151,7 @@ def test_write_span_links_to_the_responses_it_contains(traced):
     tracing = SourceTracing("topic", TOPIC, provider=provider)
 
     class Writes:
-        is_wanted = False
+        flush_requested = False
 
         def check(self):
             pass
@@ -159,7 +159,7 @@ def test_write_span_links_to_the_responses_it_contains(traced):
         def record_time(self, process_time):
             pass
 
-        def write_read(self, rows):
+        def write_collected(self, rows):
             if rows == ["broken"]:
                 raise ZeroDivisionError("with a secret")
             return "result"
@@ -167,10 +167,10 @@ def test_write_span_links_to_the_responses_it_contains(traced):
     writer = TracedWriter(Writes(), tracing)
     for count in (10, 5, 7):
         tracing.received(batch(count), time.time_ns())
-    assert writer.write_read(Rows(range(12))) == "result"
-    writer.write_read(Rows(range(10)))
+    assert writer.write_collected(Rows(range(12))) == "result"
+    writer.write_collected(Rows(range(10)))
     with pytest.raises(ZeroDivisionError):
-        writer.write_read(["broken"])
+        writer.write_collected(["broken"])
     received = [span.context.span_id for span in spans() if span.name.startswith("receive")]
     first, second, broken = [span for span in spans() if span.name.startswith("process")]
     assert links_of(first) == received[:2]

@@ -59,11 +59,11 @@ class TracedWriter:
         self.record_time: Callable[[int], None] = writer.record_time
 
     @property
-    def is_wanted(self) -> bool:
+    def flush_requested(self) -> bool:
         """Whether the collected events should be written now."""
-        return self._writer.is_wanted
+        return self._writer.flush_requested
 
-    def write_read(self, received: EventRows) -> WriteResult:
+    def write_collected(self, received: EventRows) -> WriteResult:
         """Write the received events durably, within a span, and return the result of the write."""
         with self._tracing.processing(len(received)):
-            return self._writer.write_read(received)
+            return self._writer.write_collected(received)

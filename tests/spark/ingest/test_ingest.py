@@ -195,9 +195,9 @@ def test_a_job_can_be_watched(spark: SparkSession, emulator, tmp_path: Path):
         def __init__(self, name: str, writer: Any) -> None:
             self._name, self._writer = name, writer
 
-        def write_read(self, received: Any) -> Any:
+        def write_collected(self, received: Any) -> Any:
             log.append((self._name, f"write {len(received)}"))
-            return self._writer.write_read(received)
+            return self._writer.write_collected(received)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._writer, name)

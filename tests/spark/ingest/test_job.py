@@ -22,7 +22,7 @@ from tests.spark.sample_events import MANAGED, replay_id
 class FakeWriter:
     """Records the event ids of each write. It can fail, or block until `hold` is set."""
 
-    is_wanted = False
+    flush_requested = False
 
     def __init__(self, subscription: FakeSubscription) -> None:
         self.writes: list[list[str]] = []
@@ -31,7 +31,7 @@ class FakeWriter:
         self.dead = False
         self.subscription = subscription
 
-    def write_read(self, rows):
+    def write_collected(self, rows):
         if self.hold is not None:
             assert self.hold.wait(10.0), "the write was not released"
         if self.failure:
@@ -104,7 +104,7 @@ def test_batch_is_written_when_other_sources_write():
     """A job writes its batch early when the shared writer asks for it, so that one commit contains
     the events of all sources.
     """
-    subscription = FakeSubscription([2, 1.0, lambda: setattr(writer, "is_wanted", True), 1.0])
+    subscription = FakeSubscription([2, 1.0, lambda: setattr(writer, "flush_requested", True), 1.0])
     subscription.script.append(lambda: until(lambda: writer.writes, "the write", patience=10.0))
     job, writer = job_of(subscription, batch_seconds=100.0, idle_timeout=50.0)
     job.run()

@@ -89,7 +89,9 @@ def test_a_deselected_object_waits_and_is_reread(world: World):
     with world.mirror() as mirror:
         world.until(mirror, lambda: "deselected" in waits())
         world.pass_time(SETTLING)
-        world.until(mirror, lambda: not waits() and not any(mirror.queued().values()))
+        world.until(
+            mirror, lambda: not waits() and not any(each.queued for each in mirror.status())
+        )
         world.settle(mirror)
         world.check()
         assert len(gaps(world)) == 1

@@ -14,19 +14,15 @@ import pyarrow as pa
 import pytest
 
 from sfpubsub.avro.arrow_types import TIME
-from sfpubsub.errors import (
-    QuotaExceededError,
-    StreamUnavailableError,
-    WriteError,
-)
+from sfpubsub.errors import WriteError
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.mirror import values
-from sfpubsub.spark.mirror.agenda import Agenda, RequestBackoff
 from sfpubsub.spark.mirror.budget import DAY, Budget
-from sfpubsub.spark.mirror.ledger import Account
+from sfpubsub.spark.mirror.deadlines import Deadlines, Now
+from sfpubsub.spark.mirror.due_reads import MOST_IDS, Periodic, Wanted, wanted_reads
 from sfpubsub.spark.mirror.log import FACTS, Marker, id_range
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
-from sfpubsub.spark.mirror.planning import MOST_IDS, Wanted, wanted_reads
+from sfpubsub.spark.mirror.progress import ObjectProgress
 from sfpubsub.spark.mirror.status import state_of
 from sfpubsub.spark.mirror.stream import MirrorStream
 from sfpubsub.spark.raw.sources import Source
@@ -223,7 +219,6 @@ def test_next_read_is_chosen_from_closable_entries():
     """
     objects = ["Account", "Contact"]
     entries = {"Contact": [entry("003A"), entry("003B", seq=9)]}
-    assert wanted_reads(entries, objects, None) == []
     assert wanted_reads(entries, objects, AsOf(0, 0)) == []
     contact = Wanted("Contact", "ids", ("003A",))
     assert wanted_reads(entries, objects, AsOf(1, 0)) == [contact]
@@ -239,18 +234,22 @@ def test_budget_limits_requests_within_24_hours():
 
     No read may begin once the budget is used up. What is stored has one number per hour.
     """
-    budget = Budget(10, [(0.0, 4)])
-    assert budget.may_read(1.0, 5)
-    assert budget.count(3600.0, 5) == [(0.0, 4), (3600.0, 5)]
-    used = budget.count(3601.0, 6)
-    assert used == [(0.0, 4), (3601.0, 6)]
-    for each in (budget, Budget(10, used)):  # also after a restart
-        calls = 6 if each is budget else 0
-        assert not each.may_read(3602.0, calls)
-        assert each.may_read(DAY, calls)
-        assert each.count(DAY, calls) == [(3601.0, 6)]
-        assert each.spent(DAY + 3601, calls) == 0
-    assert Budget(None, [(0.0, 10**9)]).may_read(1.0, 5)
+    time = Deadlines(Now(0.0, 1.0))
+    budget = Budget(10, time, [(0.0, 4)])
+    budget.count(5)
+    assert budget.may_read
+    assert budget.used == [(1.0, 9)]
+    time.now = Now(0.0, 3600.0)
+    budget.count(6)
+    assert budget.used == [(1.0, 9), (3600.0, 1)]
+    for each in (budget, Budget(10, time, budget.used)):  # also after a restart
+        time.now, time.next = Now(0.0, 3602.0), float("inf")
+        assert not each.may_read
+        assert time.next == DAY + 1.0 - 3602.0
+        time.now = Now(0.0, DAY + 1.0)
+        assert each.may_read
+        assert each.used == [(3600.0, 1)]
+    assert Budget(None, time, [(0.0, 10**9)]).may_read
 
 
 def test_id_range_of_a_merge_covers_its_pieces():
@@ -267,14 +266,14 @@ def test_read_is_complete_once_its_last_step_is_merged():
 
     That step handles the records that the read did not return.
     """
-    account = Account()
+    progress = ObjectProgress()
     last = Marker(1, "object", READ.as_of, is_last=True, piece=2)
     merge = Merge("Account", "object", 1, 2, READ, None, is_last=False, applied_seq=9, at=1.5)
-    account.take(merge)
-    assert (account.merged, account.newest, account.is_through(last)) == (2, None, False)
-    account.take(replace(merge, is_last=True))
-    assert (account.newest, account.read_at, account.is_through(last)) == (READ, 1.5, True)
-    assert Account().is_through(replace(last, kind="ids"))
+    progress.take(merge)
+    assert (progress.merged, progress.newest, progress.is_through(last)) == (2, None, False)
+    progress.take(replace(merge, is_last=True))
+    assert (progress.newest, progress.read_at, progress.is_through(last)) == (READ, 1.5, True)
+    assert ObjectProgress().is_through(replace(last, kind="ids"))
 
 
 def test_row_from_a_read_alone_is_complete():
@@ -308,39 +307,50 @@ def test_row_from_a_read_alone_is_complete():
     assert not made(replace(merging, newest=replace(READ, as_of=AsOf(8, 3))))
 
 
-def test_agenda_returns_what_is_due():
+def test_periodic_reads_are_due_on_schedule():
     """A full read of an object is due if it was never read, has new fields, or has outdated formula
     values.
 
     A comparison of its ids is due on schedule. Neither is repeated if the run is about to end.
     """
-    account, agenda = Account(), Agenda(refresh_formulas=10.0, sweep=20.0)
+    time = Deadlines(Now(0.0, 0.0))
+    progress, periodic = ObjectProgress(), Periodic(time, refresh_formulas=10.0, sweep=20.0)
     formula = Column("Sum__c", pa.int64(), "Sum__c", "", ("Sum__c",), calculated=True)
     with_formula = Columns("Account", (*COLUMNS.columns, formula))
-    assert agenda.reason(account, COLUMNS, 0.0) is Reason.ASKED
-    account.newest, account.read_at, account.selected = READ, 5.0, COLUMNS.selected
-    account.filled = COLUMNS.filled
-    assert agenda.reason(account, COLUMNS, 100.0) is None
-    assert agenda.reason(account, with_formula, 6.0) is Reason.ASKED
-    account.selected, account.filled = with_formula.selected, with_formula.filled
-    assert agenda.reason(account, with_formula, 14.0) is None
-    assert agenda.reason(account, with_formula, 15.0) is Reason.FORMULA
-    assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 24.0) == []
-    assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 25.0) == ["Account"]
-    assert agenda.to_sweep([("Account", account)], 4.0) == ["Account"], "the clock was ahead"
-    account.selected = COLUMNS.selected  # without a formula, but with a field in no event
+
+    def reason(columns: Columns, at: float, of: Periodic = periodic) -> Reason | None:
+        time.now = Now(at, at)
+        return of.reason(progress, columns)
+
+    def is_sweep_due(at: float, of: Periodic = periodic) -> bool:
+        time.now = Now(at, at)
+        return of.is_sweep_due(progress)
+
+    assert reason(COLUMNS, 0.0) is Reason.ASKED
+    assert not is_sweep_due(1e9)
+    progress.newest, progress.read_at, progress.selected = READ, 5.0, COLUMNS.selected
+    progress.filled = COLUMNS.filled
+    assert reason(COLUMNS, 100.0) is None
+    assert reason(with_formula, 6.0) is Reason.ASKED
+    progress.selected, progress.filled = with_formula.selected, with_formula.filled
+    assert reason(with_formula, 14.0) is None
+    assert time.next == 15.0
+    assert reason(with_formula, 15.0) is Reason.FORMULA
+    assert [is_sweep_due(at) for at in (24.0, 25.0)] == [False, True]
+    assert is_sweep_due(4.0), "the clock was ahead"
+    progress.selected = COLUMNS.selected  # without a formula, but with a field in no event
     in_events = frozenset(each.field.lower() for each in COLUMNS.columns)
-    assert agenda.reason(account, replace(COLUMNS, reported=in_events), 15.0) is None
+    assert reason(replace(COLUMNS, reported=in_events), 15.0) is None
     photo = replace(COLUMNS, reported=in_events - {"day__c"})
-    assert agenda.reason(account, photo, 14.0) is None
-    assert agenda.reason(account, photo, 15.0) is Reason.FORMULA
-    account.selected = with_formula.selected
-    agenda.end_after(5.0)
-    assert agenda.reason(account, with_formula, 15.0) is None
-    assert agenda.to_sweep([("Account", account)], 25.0) == []
-    never = Agenda(refresh_formulas=0.0, sweep=0.0)
-    assert never.reason(account, with_formula, 1e9) is None
-    assert never.to_sweep([("Account", account)], 1e9) == []
+    assert reason(photo, 14.0) is None
+    assert reason(photo, 15.0) is Reason.FORMULA
+    progress.selected = with_formula.selected
+    periodic.end_after(5.0)
+    assert reason(with_formula, 15.0) is None
+    assert not is_sweep_due(25.0)
+    never = Periodic(time, refresh_formulas=0.0, sweep=0.0)
+    assert reason(with_formula, 1e9, never) is None
+    assert not is_sweep_due(1e9, never)
 
 
 def test_state_of_an_object_says_first_what_it_waits_for():
@@ -352,42 +362,20 @@ def test_state_of_an_object_says_first_what_it_waits_for():
     assert state_of({}, is_read=True, is_reading=False) == "current"
 
 
-def test_agenda_reads_an_object_again_after_a_change_of_its_fields():
+def test_an_object_is_read_again_after_a_change_of_its_fields():
     """A full read is due if a field has another type or scale than in the last full read, or was
-    not visible for some time since; not if fields are gone. A describe is due every hour.
+    not visible for some time since; not if fields are gone.
     """
-    agenda = Agenda(refresh_formulas=0.0, sweep=0.0)
-    account = Account(newest=READ, selected=COLUMNS.selected, filled=COLUMNS.filled)
+    periodic = Periodic(Deadlines(Now(0.0, 0.0)), refresh_formulas=0.0, sweep=0.0)
+    progress = ObjectProgress(newest=READ, selected=COLUMNS.selected, filled=COLUMNS.filled)
     name, price, *others = COLUMNS.columns
     wider = replace(price, name="Price__c__decimal_18_4", type=pa.decimal128(18, 4))
-    assert agenda.reason(account, Columns("Account", (name, wider, *others)), 0) is Reason.ASKED
-    back = replace(name, returns=1)
-    assert agenda.reason(account, Columns("Account", (back, price, *others)), 0) is Reason.ASKED
+    changed = Columns("Account", (name, wider, *others))
+    assert periodic.reason(progress, changed) is Reason.ASKED
+    back = Columns("Account", (replace(name, returns=1), price, *others))
+    assert periodic.reason(progress, back) is Reason.ASKED
     gone = replace(name, asked=(), described=False)
-    assert agenda.reason(account, Columns("Account", (gone, price, *others)), 0) is None
-    objects = ["Account", "Contact"]
-    assert agenda.to_describe(objects, {}, 0.0) == "Account"
-    assert agenda.to_describe(objects, {"Account": 10.0}, 10.0) == "Contact"
-    both = {"Account": 10.0, "Contact": 20.0}
-    assert agenda.to_describe(objects, both, 3609.0) is None
-    assert agenda.to_describe(objects, both, 3610.0) == "Account"
-
-
-def test_retry_delays_grow_up_to_ten_minutes():
-    """The delay doubles with each failure, up to ten minutes, and a successful read resets it.
-
-    If the daily limit of requests is used up, the delay is ten minutes at once.
-    """
-    patience = RequestBackoff()
-    error = StreamUnavailableError("down")
-    assert patience.is_over(0.0)
-    waits = [patience.after(error, 0.0) for _ in range(8)]
-    assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0]
-    assert not patience.is_over(599.0)
-    assert patience.is_over(600.0)
-    patience.reset()
-    assert patience.after(QuotaExceededError("used up", retryable=False), 0.0) == 600.0
-    assert patience.after(error, 0.0) == 20.0
+    assert periodic.reason(progress, Columns("Account", (gone, price, *others))) is None
 
 
 def test_last_error_of_the_stream_is_raised(tmp_path: Path):

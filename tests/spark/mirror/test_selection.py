@@ -18,10 +18,11 @@ from sfpubsub.spark.ingest.selection import (
     check_filters,
     compared,
 )
+from sfpubsub.spark.mirror.actions import Decision, KeepMembers, LookAtMembers, T
+from sfpubsub.spark.mirror.deadlines import Deadlines, Now
 from sfpubsub.spark.mirror.selection_watch import SelectionWatch
 from sfpubsub.spark.mirror.waiting import Waiting, Why
 from sfpubsub.types import Gap, ReplayId
-from tests.conftest import until
 
 NAME = "My_Managed_Subscription"
 
@@ -42,44 +43,41 @@ class Org:
 
     def start(self) -> None:
         """Start a process that watches the channel; only what was stored survives."""
-        self.waiting = Waiting()
+        self.time = Deadlines(Now(self.now, self.now))
+        self.waiting = Waiting(self.time)
         self.watch = SelectionWatch(
-            self._look,
-            self,  # type: ignore[arg-type]  # the part of the queue that is used
-            self.waiting,
-            self.asked.append,
-            self.gaps.append,
-            self.said.append,
-            clock=lambda: self.now,
-            wall=lambda: self.now,
+            self.stored, self.waiting, self.time, self._request, self._report
         )
 
-    def _look(self) -> Selection:
-        self.looks += 1
-        if self.error is not None:
-            raise self.error
-        return Selection("ChangeEvents", dict(self.members))
+    def _request(self, name: str) -> Decision[None]:
+        self.asked.append(name)
+        yield from ()
 
-    def selected(self) -> dict[str, str | None]:
-        """Return what the process stored."""
-        return dict(self.stored)
+    def _report(self, gap: Gap) -> Decision[None]:
+        self.gaps.append(gap)
+        yield from ()
 
-    def keep_selected(self, known: dict[str, str | None]) -> None:
-        """Store what the process knows."""
-        self.stored = dict(known)
+    def carry_out(self, decision: Decision[T]) -> T:
+        """Carry out the actions of a decision, and return its result."""
+        self.time.now = Now(self.now, self.now)
+        while True:
+            try:
+                action = next(decision)
+            except StopIteration as end:
+                return end.value
+            if isinstance(action, KeepMembers):
+                self.stored = dict(action.known)
+            elif isinstance(action, LookAtMembers):
+                self.looks += 1
+                answer = Selection("ChangeEvents", dict(self.members))
+                self.watch.found(self.error or answer)
 
     def look(self, after: float = LOOK_EVERY) -> None:
         """Let some time pass, and let the process look at the channel if that is due."""
         self.now += after
         position = ReplayId(int(self.now).to_bytes(8, "big"))
-        with self.watch:
-            self.watch.advance(["Account"], NAME, position)
-            until(lambda: self._has_ended(position), "the look")
-        self.watch._background = type(self.watch._background)("channel members", 1.0)
-
-    def _has_ended(self, position: ReplayId) -> bool:
-        self.watch.advance(["Account"], NAME, position)
-        return self.watch._running is None
+        while self.carry_out(self.watch.advance(["Account"], NAME, position)) or self.watch._answer:
+            pass
 
     @property
     def waits(self) -> str | None:
@@ -160,9 +158,9 @@ def test_a_removed_object_is_forgotten():
     org.look()
     org.members["AccountChangeEvent"] = Member("2")
     org.look()
-    org.watch.forget("Account")
+    org.carry_out(org.watch.forget("Account"))
     org.now += SETTLING
-    assert not org.watch.advance([], NAME, None)
+    assert not org.carry_out(org.watch.advance([], NAME, None))
     assert (org.asked, org.waits, org.stored) == ([], None, {})
 
 

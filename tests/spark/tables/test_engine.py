@@ -389,7 +389,9 @@ def test_rows_lost_during_decoding_raise_an_error(monkeypatch, raw):
 
 
 def test_large_steps_are_split_between_batches(monkeypatch, raw):
-    """A step processes a limited number of batches and bytes, but never part of a batch."""
+    """A step processes a limited number of batches and bytes, fewer if the session has little
+    memory, but never part of a batch.
+    """
     for number in (4, 3, 2, 1):
         raw.write((ORDER, number, 0))
     monkeypatch.setattr(planning, "BATCHES_AT_ONCE", 3)
@@ -397,6 +399,11 @@ def test_large_steps_are_split_between_batches(monkeypatch, raw):
         assert [report.batches for report in tables.run()] == [3, 1]
     raw.typed = raw.typed.with_name("again")
     monkeypatch.setattr(planning, "BYTES_AT_ONCE", 1)
+    with raw.tables() as tables:
+        assert [report.batches for report in tables.run()] == [1, 1, 1, 1]
+    monkeypatch.undo()
+    raw.typed = raw.typed.with_name("little memory")
+    monkeypatch.setattr(planning, "bytes_to_collect", lambda spark, most: min(1, most))
     with raw.tables() as tables:
         assert [report.batches for report in tables.run()] == [1, 1, 1, 1]
     raw.check()

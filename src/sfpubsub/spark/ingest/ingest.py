@@ -31,9 +31,9 @@ from sfpubsub.spark.ingest.progress import Progress, Summary
 from sfpubsub.spark.ingest.rights import OrgGrants, RightsWatch
 from sfpubsub.spark.ingest.service import Service
 from sfpubsub.spark.ingest.settings import IngestSettings
+from sfpubsub.spark.ingest.shared_writer import SharedWriter, SourceWriter
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.streams import SourceSubscription, Stream, Streams
-from sfpubsub.spark.ingest.together import Member, SharedWriter
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.raw.destination import check_sources
 from sfpubsub.spark.raw.sources import Source
@@ -175,12 +175,12 @@ class Ingest(ThreadedJob):
         self.sidecars.open()
         opened.callback(self.sidecars.close)
         schemas.store = self.sidecars.schemas
-        together = SharedWriter(
+        shared = SharedWriter(
             self.writer, max_events=settings.batch_events, max_bytes=settings.batch_bytes
         )
         streams = []
         for source in self.sources:
-            member = together.member(source)
+            member = shared.of(source)
             subscription = self._subscribe(source, member, client)
             opened.callback(subscription.abort)  # if it is not run
             streams.append(self._stream(source, subscription, member))
@@ -225,7 +225,9 @@ class Ingest(ThreadedJob):
         if failures and (stops or len(failures) == len(self.sources)):
             raise failures[0]
 
-    def _stream(self, source: Source, subscription: SourceSubscription, member: Member) -> Stream:
+    def _stream(
+        self, source: Source, subscription: SourceSubscription, member: SourceWriter
+    ) -> Stream:
         read_from: SourceSubscription = subscription
         write_with: Writer = member
         if self._wrap is not None:
@@ -281,7 +283,7 @@ class Ingest(ThreadedJob):
         return LastConfirmed(source.name, stored, self.service.settings.timings)
 
     def _subscribe(
-        self, source: Source, member: Member, client: PubSubClient | None
+        self, source: Source, member: SourceWriter, client: PubSubClient | None
     ) -> SourceSubscription:
         # A batch is acked as a whole, and the next batch is received while Spark writes this one.
         unacked = max(Limits.max_unacked, 2 * self.settings.batch_events + WINDOW)
@@ -303,7 +305,7 @@ class Ingest(ThreadedJob):
             max_unacked=unacked,
         )
 
-    def _replay_store(self, member: Member) -> TableReplayStore:
+    def _replay_store(self, member: SourceWriter) -> TableReplayStore:
         return TableReplayStore(member)
 
 

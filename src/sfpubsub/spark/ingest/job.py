@@ -1,9 +1,8 @@
 """The ingest loop: receive events, decode them, write them, ack them.
 
-It decides when a batch is full and when the job ends. An event is acked only after its write has
-succeeded; the events of a failed or interrupted write are redelivered. While one batch is written
-in a separate thread, the next one is received and decoded, because Spark does its work outside this
-process.
+`IngestSchedule` decides when to do what. An event is acked only after its write has succeeded; the
+events of a failed or interrupted write are redelivered. While one batch is written in a separate
+thread, the next one is received and decoded, because Spark does its work outside this process.
 """
 
 from __future__ import annotations
@@ -23,19 +22,25 @@ from sfpubsub.spark.ingest.confirmations import Commit, Unconfirmed
 from sfpubsub.spark.ingest.pending_events import PendingEvents
 from sfpubsub.spark.ingest.progress import Ending, Progress, Summary
 from sfpubsub.spark.ingest.result import WriteResult
+from sfpubsub.spark.ingest.schedule import (
+    Check,
+    End,
+    Finish,
+    Flush,
+    IngestSchedule,
+    Look,
+    Receive,
+)
 from sfpubsub.spark.ingest.settings import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_BATCH_EVENTS,
     DEFAULT_BATCH_SECONDS,
+    IngestSettings,
 )
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.types import Gap, Health
 
 _log = logging.getLogger("sfpubsub.spark")
-
-# Longest time between checks of `IngestJob.stop`, and of Spark's JVM, in seconds.
-_POLL = 0.25
-_CHECK_EVERY = 1.0
 
 
 class Subscription(Protocol):
@@ -63,11 +68,11 @@ class Writer(Protocol):
     """The part of an `EventWriter` that the ingest loop needs."""
 
     @property
-    def is_wanted(self) -> bool:
+    def flush_requested(self) -> bool:
         """Whether to write the collected events now, because other sources are waiting for them."""
         ...
 
-    def write_read(self, received: EventRows) -> WriteResult:
+    def write_collected(self, received: EventRows) -> WriteResult:
         """Write the events durably. Called in a separate thread, for one batch at a time."""
         ...
 
@@ -161,26 +166,24 @@ class IngestJob:
         self._writer = writer
         self._sidecars = sidecars
         self._last_confirmed = last_confirmed
-        self._batch_events = batch_events
-        self._batch_bytes = batch_bytes
-        self._batch_seconds = batch_seconds
-        self._max_events = max_events
-        self._idle_timeout = idle_timeout
-        self._until_caught_up = until_caught_up
+        self._settings = IngestSettings(
+            batch_events=batch_events,
+            batch_bytes=batch_bytes,
+            batch_seconds=batch_seconds,
+            max_events=max_events,
+            idle_timeout=idle_timeout,
+            until_caught_up=until_caught_up,
+        )
         self._on_progress = on_progress
         self._on_acked = on_acked
         self._on_health = on_health
         self._clock = clock
         self._stopping = False
-        self._caught_up = False
         self._pending = PendingEvents()
         self._background: Background[tuple[WriteResult, float]] = Background(
             f"write {subscription.name}"
         )
         self._writing: _Writing | None = None
-        self._active = 0.0
-        self._checked = 0.0
-        self._looked = 0.0
         self.kept_gaps: int = 0
         """Number of the subscription's gaps that are stored. May be read by any thread."""
         self._unconfirmed = Unconfirmed(subscription.name)
@@ -234,36 +237,47 @@ class IngestJob:
         self._check_position(health, last=True)
 
     def _run(self) -> Summary:
-        self._active = self._checked = self._looked = self._clock()
+        schedule = self._schedule = IngestSchedule(self._settings, self._clock())
         while True:
-            ending = self._ending()
-            if ending is not None:
-                self._write()
-                self._finish()
-                health = self._take_stock(self._clock())
-                return Summary(self.progress, ending, health.gaps)
-            try:
-                batch = self._subscription.next_batch(timeout=self._patience())
-            except SubscriptionClosedError:  # another thread has closed it
-                self._stopping = True
-                continue
-            now = self._clock()
-            if batch is not None:
-                self._take(batch, now)
-            if self._writing is not None and self._writing.result.done():
-                self._finish()
-            if batch is None or now - self._looked >= _POLL:
-                health = self._take_stock(now)
-                if batch is None:
-                    self._look_at_state(health, now)
-            if self._is_due(now):
-                self._write()
-            elif self._writing is None and now - self._checked >= _CHECK_EVERY:
-                self._writer.check()  # detects an exit of Spark while the job is idle
-                self._checked = now
+            if self._stopping:
+                schedule.stop()
+            action = schedule.next(
+                self._clock(),
+                is_written=self._writing is not None and self._writing.result.done(),
+                flush_requested=self._writer.flush_requested,
+            )
+            match action:
+                case Receive(timeout):
+                    self._receive(timeout)
+                case Look():
+                    schedule.looked(self._take_stock(), self._clock())
+                case Flush():
+                    self._write()
+                case Finish():
+                    self._finish()
+                case Check():
+                    self._writer.check()
+                    schedule.checked(self._clock())
+                case End(ending):
+                    return self._summary(ending)
 
-    def _take_stock(self, now: float) -> Health:
-        self._looked = now
+    def _summary(self, ending: Ending) -> Summary:
+        return Summary(self.progress, ending, self._take_stock().gaps)
+
+    def _receive(self, timeout: float) -> None:
+        try:
+            batch = self._subscription.next_batch(timeout=timeout)
+        except SubscriptionClosedError:  # another thread has closed it
+            self._stopping = True
+            return
+        if batch is None:
+            self._schedule.nothing_received()
+            return
+        count = self._schedule.room(len(batch))
+        self._pending.add(batch, count)
+        self._schedule.taken(count, self._pending.rows.bytes, self._clock())
+
+    def _take_stock(self) -> Health:
         health = self._subscription.health()
         if health.process_time is not None:
             self._writer.record_time(health.process_time)
@@ -279,57 +293,8 @@ class IngestJob:
             self._on_health(health)
         return health
 
-    def _look_at_state(self, health: Health, now: float) -> None:
-        """Update `_active` and `_caught_up` when no events have arrived."""
-        if not health.can_receive:
-            self._active = now
-        # The keepalive may have arrived after events that are yet to be delivered.
-        elif health.state == "streaming" and health.caught_up and not health.pending_count:
-            self._caught_up = True
-
-    def _ending(self) -> Ending | None:
-        if self._max_events is not None and self._received() >= self._max_events:
-            return "max-events"
-        if self._stopping:
-            return "stopped"
-        if self._caught_up and self._until_caught_up:
-            return "caught-up"
-        idle = self._clock() - self._active
-        # During a write, the stream may only seem idle, because too many events are unacked.
-        if self._idle_timeout is not None and idle >= self._idle_timeout and not self._writing:
-            return "idle"
-        return None
-
-    def _received(self) -> int:
-        writing = 0 if self._writing is None else len(self._writing.batch.rows)
-        return self.progress.received + writing + len(self._pending.rows)
-
-    def _patience(self) -> float:
-        if self._writing is not None or not self._pending.rows:
-            return _POLL
-        return min(_POLL, max(0.0, self._pending.opened + self._batch_seconds - self._clock()))
-
-    def _take(self, batch: EventBatch, now: float) -> None:
-        count = len(batch)
-        if self._max_events is not None:
-            count = min(count, self._max_events - self._received())
-        self._pending.add(batch, count, now)
-        self._active = now
-        self._caught_up = False
-
-    def _is_due(self, now: float) -> bool:
-        pending = self._pending
-        if len(pending.rows) >= self._batch_events or pending.rows.bytes >= self._batch_bytes:
-            return True  # if a write is in progress, no more events are taken until it ends
-        if not pending.rows or self._writing is not None:
-            return False
-        return now - pending.opened >= self._batch_seconds or self._writer.is_wanted
-
     def _write(self) -> None:
-        """Finish the current write, store new gaps, and start writing the collected events."""
-        self._finish()
-        if not self._pending.rows:
-            return
+        """Store new gaps, and start writing the collected events."""
         batch, self._pending = self._pending, PendingEvents()
         if self._sidecars is not None:
             health = self._subscription.health()
@@ -342,9 +307,10 @@ class IngestJob:
         since = self._clock()
 
         def write() -> tuple[WriteResult, float]:
-            return self._writer.write_read(batch.rows), self._clock() - since
+            return self._writer.write_collected(batch.rows), self._clock() - since
 
         self._writing = _Writing(batch, self._background.start(write), since)
+        self._schedule.flushed()
 
     def _finish(self) -> None:
         """Wait for the current write, then ack its events and report progress.
@@ -389,7 +355,7 @@ class IngestJob:
             self._unconfirmed.add(self.progress.received, result, batch.position)
         if self._last_confirmed is not None:
             self._last_confirmed.acked(self.progress.received, batch.rows.newest_event)
-        self._active = self._checked = self._clock()
+        self._schedule.finished(self._clock())
         if self._on_progress is not None:
             self._on_progress(self.progress)
         if self._on_acked is not None:

@@ -19,21 +19,16 @@ class PendingEvents:
 
     def __init__(self) -> None:
         self.rows = EventRows()
-        self.opened = 0.0
-        """Monotonic time of the first `add`, in seconds; 0 before it."""
         self._last: tuple[EventBatch, int] | None = None
         self._acks: list[Callable[[], None]] = []
 
-    def add(self, batch: EventBatch, count: int, now: float) -> None:
+    def add(self, batch: EventBatch, count: int) -> None:
         """Add the first *count* events of a response.
 
         Args:
             batch: The response.
             count: Number of events, at least 1.
-            now: Monotonic time when the job received the response, in seconds.
         """
-        if not self._acks:
-            self.opened = now
         self.rows.extend(islice(batch, count), batch.received_at)
         self.rows.position = batch.raw_events[count - 1].replay_id
         self._last = batch, count

@@ -99,7 +99,7 @@ class EventWriter:
     on_rows: Callable[[pa.Table], object] | None = None
     """Called with the rows of each batch, numbered, once they are in the table."""
 
-    is_wanted = False
+    flush_requested = False
     """Always False, because no other job shares this writer. Used by `IngestJob`."""
 
     def __init__(
@@ -181,14 +181,14 @@ class EventWriter:
             DecodeError: *on_undecodable* is ``fail`` and an event cannot be decoded. Nothing was
                 written.
             LocalProtocolError: The writer was closed, another thread is writing, or the writer has
-                several sources (use `write_read`).
+                several sources (use `write_collected`).
         """
         rows = EventRows()
         for batch in [batches] if isinstance(batches, TimedEvents) else batches:
             rows.extend(batch, batch.received_at)
-        return self.write_read(rows)
+        return self.write_collected(rows)
 
-    def write_read(self, received: EventRows, source: str | None = None) -> WriteResult:
+    def write_collected(self, received: EventRows, source: str | None = None) -> WriteResult:
         """Write collected events durably, each exactly once, as `write` does.
 
         The events may have been collected and decoded in another thread.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from sfpubsub.spark.mirror.deadlines import Deadlines
+
 # Window over which calls are counted, in seconds; the org uses the same (documentation:
 # DailyApiRequests).
 DAY = 24 * 3600.0
@@ -21,50 +23,45 @@ class Budget:
 
     Args:
         most: Maximum number of calls in 24 hours; None for no limit.
-        used: Earlier calls, as pairs of time (seconds since the epoch) and number of calls.
+        time: The present moment.
+        used: Earlier calls, in the form of `used`.
     """
 
-    def __init__(self, most: int | None, used: Iterable[tuple[float, int]] = ()) -> None:
+    def __init__(
+        self, most: int | None, time: Deadlines, used: Iterable[tuple[float, int]] = ()
+    ) -> None:
         self.most = most
-        self._used = deque(sorted((time, count) for time, count in used))
+        self._time = time
+        self._used = deque(sorted((at, count) for at, count in used))
         self._counted = 0
 
-    def count(self, now: float, calls: int) -> list[tuple[float, int]]:
-        """Record the calls made since `count` was last called.
-
-        The caller has to store the result durably.
+    def count(self, calls: int) -> None:
+        """Record calls when they have been made.
 
         Args:
-            now: Current time, in seconds since the epoch.
-            calls: Number of calls this process has made so far.
-
-        Returns:
-            The calls of the last 24 hours, in the form of *used*: at most one pair per hour, with
-            the time of the hour's last call.
+            calls: Number of calls that this process has made so far.
         """
-        new = calls - self._counted
+        new, now = calls - self._counted, self._time.now.wall
         self._counted = calls
-        self._forget(now)
         if new:
-            last = self._used[-1] if self._used else (float("-inf"), 0)
-            if last[0] // _HOUR == now // _HOUR:
-                self._used.pop()
-                new += last[1]
+            if self._used and self._used[-1][0] // _HOUR == now // _HOUR:
+                new += self._used.pop()[1]
             self._used.append((now, new))
+
+    @property
+    def used(self) -> list[tuple[float, int]]:
+        """The calls of the last 24 hours, as pairs of time (seconds since the epoch) and number.
+
+        There is at most one pair per hour, with the time of the hour's last call.
+        """
+        while self._used and self._time.is_past_wall(self._used[0][0] + DAY):
+            self._used.popleft()
         return list(self._used)
 
-    def spent(self, now: float, calls: int) -> int:
-        """Return the number of calls made in the last 24 hours; see `count` for the arguments."""
-        self._forget(now)
-        return sum(used for _, used in self._used) + calls - self._counted
-
-    def may_read(self, now: float, calls: int) -> bool:
-        """Return whether another read may begin; see `count` for the arguments.
+    @property
+    def may_read(self) -> bool:
+        """Whether another read may begin.
 
         A running read may exceed the budget, because its cost is not known in advance.
         """
-        return self.most is None or self.spent(now, calls) < self.most
-
-    def _forget(self, now: float) -> None:
-        while self._used and self._used[0][0] <= now - DAY:
-            self._used.popleft()
+        return self.most is None or sum(count for _, count in self.used) < self.most

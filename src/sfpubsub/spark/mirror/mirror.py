@@ -21,7 +21,8 @@ from sfpubsub.spark.ingest.selection import check_filters
 from sfpubsub.spark.mirror.job import MirrorJob
 from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
 from sfpubsub.spark.mirror.status import ObjectStatus
-from sfpubsub.spark.mirror.stream import MirrorStream, StreamState
+from sfpubsub.spark.mirror.stream import MirrorStream
+from sfpubsub.spark.mirror.stream_state import StreamState
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.runtime.threaded import ThreadedJob
 from sfpubsub.types import Health

@@ -126,7 +126,7 @@ Note = Merge | Ask | Sweep | Remove
 def subject_of(note: Note) -> str:
     """Return the subject of a note's step (`StepPlan.subject`).
 
-    The progress of an object (`ledger.Account`) follows from the newest note of each subject.
+    The progress of an object (`ObjectProgress`) follows from the newest note of each subject.
     """
     found = note.to_note()
     return f"{found['do']}{' end' if found.get('is_last') else ''} {note.entity}"

@@ -19,8 +19,8 @@ import pyarrow as pa
 from sfpubsub.errors import ReadExpiredError, RemoteProtocolError
 from sfpubsub.rest import OrgReader, QueryJob
 from sfpubsub.spark.mirror import values
+from sfpubsub.spark.mirror.due_reads import Wanted
 from sfpubsub.spark.mirror.log import Kind, Marker, ReadLog
-from sfpubsub.spark.mirror.planning import Wanted
 from sfpubsub.spark.records.columns import Columns
 from sfpubsub.spark.records.reads import AsOf
 
@@ -268,6 +268,24 @@ def rows_by_query(
             for row in _page(reader, _query_of(entity, ["Id", *some], part)):
                 found[row["Id"]].update(row)
     return {each: row for each, row in found.items() if row.keys() >= set(selected)}
+
+
+def ids_where(reader: OrgReader, entity: str, where: str, most: int) -> tuple[str, ...] | None:
+    """Return the ids of the records that match a condition; None if more than *most* match.
+
+    Args:
+        reader: Sends requests to the org.
+        entity: The object.
+        where: A SOQL condition.
+        most: Maximum number of ids.
+    """
+    found: list[str] = []
+    soql = f"SELECT Id FROM {entity} WHERE {where}"  # noqa: S608  # no SQL
+    for page in reader.query(soql, all_rows=True):
+        found += [row["Id"] for row in page.rows]
+        if len(found) > most:
+            return None
+    return tuple(found)
 
 
 def _page(reader: OrgReader, soql: str) -> list[Mapping[str, Any]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -20,36 +19,14 @@ from sfpubsub.spark.ingest.ingest import Ingest
 from sfpubsub.spark.ingest.positions import TableReplayStore
 from sfpubsub.spark.ingest.rights import RightsWatch
 from sfpubsub.spark.ingest.settings import DEFAULT_BATCH_SECONDS, IngestSettings
+from sfpubsub.spark.ingest.shared_writer import SourceWriter
 from sfpubsub.spark.ingest.sidecars import KeptGap
 from sfpubsub.spark.ingest.streams import SourceSubscription
-from sfpubsub.spark.ingest.together import Member
 from sfpubsub.spark.mirror.backlog import Backlog
 from sfpubsub.spark.mirror.open_gap import OpenGap
+from sfpubsub.spark.mirror.stream_state import StreamState
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import Gap, Health, ReplayId, StartPosition
-
-
-@dataclass(frozen=True)
-class StreamState:
-    """The state of a mirror's event stream."""
-
-    is_anchored: bool = False
-    """Whether a position is durable, so no later event can be missed."""
-    is_caught_up: bool = False
-    """Whether the service has no more events, and all received events are in the raw table."""
-    written: int = 0
-    """Number of events received so far; increases with each write."""
-    gaps: tuple[KeptGap, ...] = ()
-    """The stored gaps of this process and earlier ones. The stream has a new position after each of
-    them.
-    """
-    has_open_gap: bool = True
-    """Whether `gaps` may lack one, because the stream is not known to have continued after it."""
-    health: Health | None = None
-    name: str = ""
-    """The topic, or the managed subscription's name or id."""
-    backlog: Backlog | None = None
-    """The rows of the raw table that the mirror has not applied; None if this is not recorded."""
 
 
 class MirrorStream(Ingest):
@@ -114,7 +91,7 @@ class MirrorStream(Ingest):
             received,
             () if is_open else self._gaps,
             is_open,
-            health,
+            health.last_position,
             self.source.name,
             self._backlog,
         )
@@ -162,7 +139,7 @@ class MirrorStream(Ingest):
         finally:
             self._orders.get()  # the mirror uses the session until it leaves the block
 
-    def _replay_store(self, member: Member) -> TableReplayStore:
+    def _replay_store(self, member: SourceWriter) -> TableReplayStore:
         return _AnchoredStore(member, self._start, lambda: self._open_gap.is_awaited)
 
     def _rights(self, source: Source, subscription: SourceSubscription) -> RightsWatch | None:
@@ -195,7 +172,7 @@ class _AnchoredStore(TableReplayStore):
     """
 
     def __init__(
-        self, member: Member, start: StartPosition, is_awaited: Callable[[], bool]
+        self, member: SourceWriter, start: StartPosition, is_awaited: Callable[[], bool]
     ) -> None:
         super().__init__(member)
         self._member = member

@@ -11,6 +11,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sfpubsub.spark.mirror.deadlines import Deadlines
+
 
 class Why(enum.StrEnum):
     """A reason why an object waits."""
@@ -40,26 +42,30 @@ class Wait:
 
 
 class Waiting:
-    """The reasons why the objects of one mirror wait. Not thread-safe."""
+    """The reasons why the objects of one mirror wait. Not thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        time: The present moment.
+    """
+
+    def __init__(self, time: Deadlines) -> None:
+        self._time = time
         self._waits: dict[str, dict[Why, Wait]] = {}
 
-    def begin(self, entity: str, why: Why, text: str, now: float) -> bool:
+    def begin(self, entity: str, why: Why, text: str) -> bool:
         """Record that an object waits; a reason that is known keeps its time.
 
         Args:
             entity: The object.
             why: The reason.
             text: What happened and what to do.
-            now: Current time, in seconds since the epoch.
 
         Returns:
             Whether the reason is new.
         """
         own = self._waits.setdefault(entity, {})
         known = own.get(why)
-        own[why] = Wait(now if known is None else known.since, text)
+        own[why] = Wait(self._time.now.wall if known is None else known.since, text)
         return known is None
 
     def end(self, entity: str, why: Why) -> bool:

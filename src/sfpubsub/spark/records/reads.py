@@ -65,7 +65,7 @@ def as_of(notes: Iterable[DurableState], sent: float, margin: float) -> AsOf | N
     Returns:
         The as-of; None if none of *notes* is old enough yet, in which case the caller must wait.
     """
-    return max((each.durable for each in notes if each.time <= sent - margin), default=None)
+    return max((each.durable for each in notes if each.time + margin <= sent), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.raw.batches import RawBatch, RawBatches
 from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.records.step import UNDECODABLE_NAME, Kind, StepPlan
+from sfpubsub.spark.runtime.driver_memory import bytes_to_collect
 from sfpubsub.spark.tables.steps import CURE
 from sfpubsub.spark.tables.types import TYPED, EventTypes
 
@@ -28,7 +29,7 @@ from sfpubsub.spark.tables.types import TYPED, EventTypes
 BATCHES_AT_ONCE = 32
 
 # Maximum payload bytes per step, unless a single batch has more. The results are collected to the
-# driver, where Spark allows 1 GiB (spark.driver.maxResultSize).
+# driver, so a session with less memory has smaller steps (`bytes_to_collect`).
 BYTES_AT_ONCE = 256 * 2**20
 
 # SQL pattern of the reason of a row whose schema is missing (avro/typed_rows.py).
@@ -286,6 +287,7 @@ class Planner:
             if self._clock() - count.newest < self._patience
             and self._types.is_missing(count.schema_id)
         }
+        most = bytes_to_collect(self._target.spark, BYTES_AT_ONCE)
         kept: list[RawBatch] = []
         size = 0
         for batch in batches:
@@ -293,7 +295,7 @@ class Planner:
             if batch.id in waiting:
                 self.is_waiting = True
                 break
-            if kept and size > BYTES_AT_ONCE:
+            if kept and size > most:
                 break
             kept.append(batch)
         return kept

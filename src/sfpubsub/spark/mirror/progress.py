@@ -1,28 +1,20 @@
-"""The history of a mirror, read from the plans of its steps.
+"""The progress of each object of a mirror, which follows from the notes of its steps.
 
-A step is a unit of work of the engine (tables/steps.py): for a mirror, it applies events or carries
-out a `notes.Note`. Its plan is durable before it runs, and the next process finishes an incomplete
-step first. So the plans describe work that is done, or that will be done before any other work.
-This module never writes.
+This module is pure: no Spark, no I/O, no clock.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pyspark.sql import functions as f
-
-from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.mirror.log import Marker
-from sfpubsub.spark.mirror.notes import Merge, Note, Remove, Sweep, note_of
+from sfpubsub.spark.mirror.notes import Merge, Note, Remove, Sweep
 from sfpubsub.spark.records.reads import Read
-from sfpubsub.spark.tables.steps import STEPS_NAME
 
 
 @dataclass
-class Account:
+class ObjectProgress:
     """The progress of one object: its last merged read and its last comparison with the org."""
 
     merged: int = 0
@@ -70,28 +62,3 @@ class Account:
         elif isinstance(note, Remove):
             self.newest = self.read_at = self.swept_at = self.records = None
             self.selected, self.is_removed = (), True
-
-
-class Ledger:
-    """The progress (`Account`) of each object in one target. Not thread-safe."""
-
-    def __init__(self, target: Target) -> None:
-        self._accounts: dict[str, Account] = {}
-        steps = target.table(STEPS_NAME)
-        if not steps.exists():
-            return
-        newest = steps.read().where("subject IS NOT NULL").groupBy("subject")
-        rows = newest.agg(f.max_by("plan", "step").alias("plan"), f.max("step").alias("step"))
-        for row in rows.orderBy("step").collect():
-            self.take(note_of(json.loads(row["plan"])["note"]))
-
-    def of(self, entity: str) -> Account:
-        """Return the progress of an object; an empty `Account` if no step has recorded any."""
-        return self._accounts.setdefault(entity, Account())
-
-    def take(self, note: Note) -> None:
-        """Update the progress of the object that *note* names.
-
-        Pass the notes in step order.
-        """
-        self.of(note.entity).take(note)

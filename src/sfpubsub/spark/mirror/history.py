@@ -1,13 +1,18 @@
-"""Find the position of a read in the org's order of changes (`reads.Read.since`)."""
+"""What the tables of a mirror tell about earlier events and steps."""
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 
+from sfpubsub.spark.formats.target import Target
+from sfpubsub.spark.mirror.notes import note_of
+from sfpubsub.spark.mirror.progress import ObjectProgress
 from sfpubsub.spark.runtime.arrow import to_arrow
+from sfpubsub.spark.tables.steps import STEPS_NAME
 
 if TYPE_CHECKING:
     from sfpubsub.spark.mirror.tables import MirrorTables
@@ -18,7 +23,7 @@ _ORDER = ("commit_timestamp", "commit_number", "sequence_number")
 
 
 class Since:
-    """Finds the position of an object's last event in the org's order of changes.
+    """Finds the position of an object's last event in the org's order of changes (`Read.since`).
 
     The result for each object is cached, so a call usually scans only the events that were added
     since the previous call. Not thread-safe.
@@ -58,3 +63,20 @@ class Since:
             -1 if number is None else number,
             -1 if sequence is None else sequence,
         )
+
+
+def stored_progress(target: Target) -> dict[str, ObjectProgress]:
+    """Read the progress of each object from the plans of the steps.
+
+    A plan is durable before its step is performed, and the next process finishes an incomplete step
+    first, so the plans describe work that is done, or will be done before any other work.
+    """
+    found: dict[str, ObjectProgress] = {}
+    steps = target.table(STEPS_NAME)
+    if steps.exists():
+        newest = steps.read().where("subject IS NOT NULL").groupBy("subject")
+        rows = newest.agg(f.max_by("plan", "step").alias("plan"), f.max("step").alias("step"))
+        for row in rows.orderBy("step").collect():
+            note = note_of(json.loads(row["plan"])["note"])
+            found.setdefault(note.entity, ObjectProgress()).take(note)
+    return found
