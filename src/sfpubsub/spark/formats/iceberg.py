@@ -38,6 +38,17 @@ WAP_ID = "spark.wap.id"
 setting's value becomes a property of the snapshot.
 """
 
+PATH_SETTINGS = {
+    "spark.sql.catalog.default_iceberg": "org.apache.iceberg.spark.SparkCatalog",
+    "spark.sql.catalog.default_iceberg.type": "hive",
+    "spark.sql.catalog.default_iceberg.default-namespace": "default",
+    "spark.sql.catalog.default_iceberg.cache-enabled": "false",
+    "spark.sql.catalog.default_cache_iceberg": "org.apache.iceberg.spark.SparkCachedTableCatalog",
+}
+"""Settings of a session that reads tables by their paths. Iceberg sets them by itself, but in the
+thread's active session, which need not be the one that reads (PySpark 3.5).
+"""
+
 # Table property that enables `WAP_ID`.
 _STAGING = {"write.wap.enabled": "true"}
 

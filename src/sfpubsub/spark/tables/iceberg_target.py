@@ -14,7 +14,13 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.formats.destination import Destination
-from sfpubsub.spark.formats.iceberg import WAP_ID, History, Iceberg, in_directory
+from sfpubsub.spark.formats.iceberg import (
+    PATH_SETTINGS,
+    WAP_ID,
+    History,
+    Iceberg,
+    in_directory,
+)
 from sfpubsub.spark.formats.target import DISTINCT, FACTS, UNORDERED, TargetTable
 from sfpubsub.spark.raw.frames import frame_of, spark_schema, sql_type
 from sfpubsub.spark.runtime.arrow import arrow_schema, frame_of_rows
@@ -39,7 +45,7 @@ class IcebergTarget(LoggedTarget):
 
     def __init__(self, spark: SparkSession, place: Destination) -> None:
         check_session(spark, "iceberg")
-        super().__init__(spark, place, {})
+        super().__init__(spark, place, PATH_SETTINGS)
         self.writing = own_session(spark)
         """A session for what several threads may do at once, so its settings never change."""
 
