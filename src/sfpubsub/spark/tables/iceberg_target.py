@@ -15,7 +15,6 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.formats.iceberg import (
-    PATH_SETTINGS,
     WAP_ID,
     History,
     Iceberg,
@@ -45,7 +44,7 @@ class IcebergTarget(LoggedTarget):
 
     def __init__(self, spark: SparkSession, place: Destination) -> None:
         check_session(spark, "iceberg")
-        super().__init__(spark, place, PATH_SETTINGS)
+        super().__init__(spark, place, {})
         self.writing = own_session(spark)
         """A session for what several threads may do at once, so its settings never change."""
 
