@@ -335,12 +335,9 @@ def test_the_lowest_modules_need_only_the_standard_library(path: Path):
         assert top == "sfpubsub" or top in sys.stdlib_module_names
 
 
-# The modules of spark/ that use Spark's JVM through py4j or PySpark's private attributes, and what
-# no documented interface offers them.
-USE_JAVA = {
-    "runtime/session.py": "starting Spark, and the errors of a classic session",
-    "raw/files.py": "files in an object store",
-}
+# The only module of spark/ that uses Spark's JVM through py4j or PySpark's private attributes: it
+# starts the JVM, and knows py4j's errors.
+USE_JAVA = {"runtime/session.py"}
 _JAVA = re.compile(
     r"\._jvm\b|\._jdf\b|\._jsparkSession\b|\._jsc\b|\._gateway\b|^\s*(?:from|import) py4j", re.M
 )
@@ -355,4 +352,4 @@ def test_spark_is_used_through_documented_interfaces():
         for path in (SRC / "spark").rglob("*.py")
         if _JAVA.search(path.read_text())
     }
-    assert found == set(USE_JAVA)
+    assert found == USE_JAVA

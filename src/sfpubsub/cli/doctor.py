@@ -24,6 +24,8 @@ from sfpubsub.cli.params import ManagedName, Topic
 from sfpubsub.cli.probes import NetworkRoute, ProbeError
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import client_of, service_options
+from sfpubsub.cli.spark_checks import spark_findings
+from sfpubsub.cli.spark_options import require_spark
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.config import RestTimings, Settings
 from sfpubsub.config.settings import SECRETS
@@ -72,6 +74,19 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "yel
     help="Also check whether this object can be mirrored; can be repeated.",
 )
 @click.option(
+    "--spark",
+    "with_spark",
+    is_flag=True,
+    help="Check only Spark: its version, the table formats and file systems, and what will not "
+    "work here.",
+)
+@click.option(
+    "--master",
+    metavar="URL",
+    help="With --spark: Spark's master, or a Spark Connect server (sc://…).  [default: "
+    "$SPARK_REMOTE, or local[2]]",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON line for each setting and check."
 )
 @service_options
@@ -82,6 +97,8 @@ def doctor(
     topic: str | None,
     managed: str | None,
     objects: tuple[str, ...],
+    with_spark: bool,
+    master: str | None,
     as_json: bool,
     **service: str | None,
 ) -> None:
@@ -92,6 +109,11 @@ def doctor(
     organisation and the Pub/Sub API. The exit code is 3 if a check failed.
     """
     report = _Report(as_json)
+    if with_spark:
+        _check_spark(report, master)
+        if report.failed:
+            ctx.exit(NOT_ALLOWED)
+        return
     settings = None
     with report.trying(
         "settings", "correct the setting; see `sfpubsub --help` and the documentation"
@@ -201,6 +223,13 @@ def _check_libraries(report: _Report) -> None:
         )
     if not found:
         report.add("libraries", "ok", "no installed library has a security hole on our list")
+
+
+def _check_spark(report: _Report, master: str | None) -> None:
+    require_spark("doctor --spark")
+    with report.trying("spark", "see the page Platforms of the documentation"):
+        for name, result, detail in spark_findings(master):
+            report.add(name, result, detail)
 
 
 def _check_network(report: _Report, settings: Settings) -> bool:

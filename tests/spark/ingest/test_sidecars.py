@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest import sidecars as module
 from sfpubsub.spark.ingest.dedupe import Conflict
 from sfpubsub.spark.ingest.sidecars import Commit, Sidecars
-from sfpubsub.spark.raw.files import HadoopFiles, LocalFiles
+from sfpubsub.spark.raw.files import Files, LocalFiles, files_of
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.spark.raw.sidecar_files import read_sidecar
 from sfpubsub.spark.raw.table import StoredRow
 from sfpubsub.spark.runtime.paths import EXACT_PATHS
+from sfpubsub.spark.runtime.session import own_session
 from sfpubsub.stores.file_quarantine import FileQuarantine
 from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.types import Gap, RawEvent
@@ -103,10 +105,9 @@ def test_spark_reads_all_sidecars(spark, lake: Path, tmp_path: Path, clock: Cloc
     sidecars.keep_conflicts(rows.table(), [Conflict(1, stored)])
     sidecars.close()
     # Unfinished files of a killed process, and marks, are not rows.
-    directory = here if place == "local" else lake / name
-    for sidecar in NAMES:
-        (directory / f"_{sidecar}" / "x.json.0a.tmp").write_text("{")
-        (directory / f"_{sidecar}" / f"{BAD.key}.done").write_text("{}")
+    for sidecar in NAMES if place == "local" else ():
+        (here / f"_{sidecar}" / "x.json.0a.tmp").write_text("{")
+        (here / f"_{sidecar}" / f"{BAD.key}.done").write_text("{}")
     (row,) = read_sidecar(spark, url, "schemas").collect()
     assert (row["schema_id"], row["schema"]) == ("schema-1", SCHEMA_JSON)
     (row,) = read_sidecar(spark, url, "gaps").collect()
@@ -137,33 +138,46 @@ def test_spark_reads_all_sidecars(spark, lake: Path, tmp_path: Path, clock: Cloc
         "stored_seq": 7,
         "noted_at": 1000.0,
     }
-    # There are no undocumented columns.
-    reader = spark.read.options(**EXACT_PATHS)
-    found = reader.json(f"{url}/_commits", pathGlobFilter="*.json").columns
-    assert sorted(found) == sorted(read_sidecar(spark, url, "commits").columns)
     assert sidecars.schemas.get("schema-1") == SCHEMA_JSON
     assert sidecars.schemas.get("schema-2") is None
-    if place == "viewfs":  # other tools can read the same files
-        assert FileQuarantine(directory / "_quarantine").get(BAD.key) == BAD
+    if place == "local":  # there are no undocumented columns, and other tools can read the files
+        reader = spark.read.options(**EXACT_PATHS)
+        found = reader.json(f"file://{url}/_commits", pathGlobFilter="*.json").columns
+        assert sorted(found) == sorted(read_sidecar(spark, url, "commits").columns)
+        assert FileQuarantine(here / "_quarantine").get(BAD.key) == BAD
 
 
-def test_hadoop_file_is_replaced_as_a_whole(spark, lake: Path, tmp_path: Path):
-    """Replacing a file on a Hadoop file system replaces all of its text and leaves no other files.
+@pytest.fixture
+def table_files(spark, tmp_path: Path) -> Callable[[str], Files]:
+    """Return a function that opens a directory of files on a file system that is not local."""
+    place = Destination.parse(f"viewfs://lake/tables/files-{tmp_path.name}", TABLE_FORMAT)
+    return lambda name: files_of(place, TABLE_FORMAT, name, own_session(spark))
 
-    Failing to write, or an unknown file system, raises one of this package's own errors.
-    """
-    files = HadoopFiles(spark, f"viewfs://lake/tables/files-{tmp_path.name}")
-    files.make()
-    assert files.read("a.json") is None
-    for text in ("{}\n", '{"ä": 1}\n'):
-        files.replace("a.json", text)
-        assert files.read("a.json") == text
-    left = [path.name for path in (lake / f"files-{tmp_path.name}").iterdir()]
-    assert [name for name in left if not name.endswith(".crc")] == ["a.json"]
-    with pytest.raises(WriteError, match=r"viewfs://lake/elsewhere/x/a\.json was not written"):
-        HadoopFiles(spark, "viewfs://lake/elsewhere/x").replace("a.json", "")
-    with pytest.raises(ConfigurationError, match="cannot use the file system of nofs://x/y"):
-        HadoopFiles(spark, "nofs://x/y")
+
+def test_files_of_a_table_elsewhere_are_read_and_replaced_as_a_whole(table_files):
+    """Two processes see each other's files; directories are apart; what is there is not added."""
+    ours, theirs, others = table_files("_gaps"), table_files("_gaps"), table_files("_commits")
+    assert (ours.read("a.json"), ours.names()) == (None, [])
+    ours.make()
+    theirs.make()
+    for text in ("{}\n", '{"ä\\n": "it\'s 1"}\n'):
+        ours.replace("a.json", text)
+        assert theirs.read("a.json") == text
+    theirs.add({"a.json": "another", "b.json": "new"})
+    assert (ours.read("a.json"), ours.read("b.json")) == (text, "new")
+    assert (ours.names(), others.names()) == (["a.json", "b.json"], [])
+    ours.remove("a.json")
+    assert theirs.names() == ["b.json"]
+
+
+def test_files_elsewhere_that_cannot_be_written_raise(spark):
+    """The error names the table and the file."""
+    place = Destination.parse("viewfs://lake/elsewhere/x", TABLE_FORMAT)
+    files = files_of(place, TABLE_FORMAT, "_gaps", own_session(spark))
+    with pytest.raises(WriteError, match=r"viewfs://lake/elsewhere/x/_sidecars/_gaps/a\.json was"):
+        files.replace("a.json", "")
+    with pytest.raises(ConfigurationError, match="pass a Spark session"):
+        files_of(place, TABLE_FORMAT, "_gaps", None)
 
 
 def test_unusable_local_directory_raises(tmp_path: Path):

@@ -130,7 +130,7 @@ def test_mailbox_on_a_hadoop_file_system(spark: SparkSession, lake: Path):
     box.done([first.id])
     box.put(first)
     assert box.waiting() == [second]
-    assert (lake / "mirrored" / "_mailbox").is_dir()
+    assert (lake / "mirrored" / "_sidecars").is_dir()
 
 
 def _lines(path: Path) -> list[str]:

@@ -148,7 +148,7 @@ def test_a_remote_directory_with_other_files_is_rejected(spark, clock, lake, tmp
     """
     place = lake / tmp_path.name
     (place / "_schemas").mkdir(parents=True)
-    (place / "cat.jpg").write_text("")
+    (place / "cat.jpg").write_text("cat")
     with pytest.raises(ConfigurationError, match=r"nor an sfpubsub table .*cat\.jpg"):
         EventWriter(
             spark,

@@ -369,13 +369,14 @@ def _is_conflict(error: Exception) -> bool:
     return "CommitFailedException" in first_line(error)  # py4j has no class for it
 
 
-def in_directory(spark: SparkSession, url: str) -> tuple[str, str]:
+def in_directory(spark: SparkSession, url: str, catalog: str = _CATALOG) -> tuple[str, str]:
     """Return the parts of a path-based table's name, after setting up a catalog for its directory.
 
     Args:
-        spark: A session of ours. All path-based tables whose names it uses must be in the same
-            directory.
+        spark: A session of ours. All path-based tables whose names it uses with the same *catalog*
+            must be in the same directory.
         url: URL of the table.
+        catalog: Name of the catalog.
     """
     directory, _, name = url.rpartition("/")
     settings = {
@@ -385,5 +386,5 @@ def in_directory(spark: SparkSession, url: str) -> tuple[str, str]:
         ".cache-enabled": "false",
     }
     for key, text in settings.items():
-        spark.conf.set(f"spark.sql.catalog.{_CATALOG}{key}", text)
-    return _CATALOG, name
+        spark.conf.set(f"spark.sql.catalog.{catalog}{key}", text)
+    return catalog, name

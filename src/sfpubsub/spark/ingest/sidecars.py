@@ -29,9 +29,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -41,8 +40,8 @@ from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.confirmations import Commit
 from sfpubsub.spark.ingest.dedupe import Conflict
 from sfpubsub.spark.raw.destination import sidecar_directory
-from sfpubsub.spark.raw.files import Files, files_at
-from sfpubsub.spark.raw.sidecar_files import SidecarQuarantine, SidecarSchemas, location_of
+from sfpubsub.spark.raw.files import Files, files_of
+from sfpubsub.spark.raw.sidecar_files import SidecarQuarantine, SidecarSchemas
 from sfpubsub.spark.raw.sidecar_paths import (
     COMMITS_NAME,
     CONFIRMED_NAME,
@@ -52,6 +51,8 @@ from sfpubsub.spark.raw.sidecar_paths import (
     SCHEMAS_NAME,
     SIDECARS,
 )
+from sfpubsub.spark.runtime.runtimes import delta_settings
+from sfpubsub.spark.runtime.session import own_session
 from sfpubsub.stores.file_quarantine import FileQuarantine
 from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
@@ -64,6 +65,9 @@ COMMITS_A_FILE = 1000
 # Seconds between writes of the newest file of commits. A killed job may lose up to this many
 # seconds of commits. A write is so rare that its two flushes and 0.3 MB have no measurable cost.
 COMMITS_EVERY = 5.0
+
+# The same for a table that is not on a local disk, where a write takes about a second.
+SLOW_COMMITS_EVERY = 60.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Sidecars:
     """Writes the sidecar tables of one raw table. Thread-safe: the sources' threads share it.
 
     Args:
-        spark: Used to access non-local file systems.
+        spark: Used if the table is not local.
         destination: The raw table. A catalog table must exist before a sidecar is first used.
         clock: Returns the time in seconds since the epoch.
     """
@@ -96,12 +100,13 @@ class Sidecars:
         self._destination = destination
         self._clock = clock
         self._local = sidecar_directory(destination)
-        self._root: Path | str | None = self._local
         self._kept: set[str] = set()
-        self._gaps: Files | None = None
+        self._opened: dict[str, Files] = {}
+        self._own: SparkSession | None = None
         # Guards the commit log; writes to the other sidecars are idempotent.
         self._lock = threading.Lock()
         self._commits: _CommitLog | None = None
+        self._opening = threading.Lock()  # guards the opened files and their session
 
     def open(self) -> None:
         """Start the commit log, and create all directories, so that every sidecar can be read.
@@ -112,7 +117,6 @@ class Sidecars:
         """
         for name in SIDECARS:
             self._files(name).make()
-        self._gaps = self._files(GAPS_NAME)
         self._commits = _CommitLog(self._files(COMMITS_NAME), self._clock())
 
     def close(self) -> None:
@@ -128,8 +132,8 @@ class Sidecars:
     @property
     def schemas(self) -> SchemaStore:
         """Store of the events' Avro schemas, in the sidecar ``_schemas``."""
-        if isinstance(self._place, Path):
-            return FileSchemaStore(self._place / SCHEMAS_NAME)
+        if self._local is not None:
+            return FileSchemaStore(self._local / SCHEMAS_NAME)
         return SidecarSchemas(self._files(SCHEMAS_NAME))
 
     @property
@@ -202,11 +206,10 @@ class Sidecars:
             same = {"after": None, "before": None, "occurrence": gap.occurrence}
             name = _name_of({**record, **(same if gap.occurrence else {})})
             names.append(name)
-            files = self._gaps or self._files(GAPS_NAME)
-            if files.read(name) is None:
-                files.make()
-                record |= {"rpc_id": gap.rpc_id, "noted_at": self._clock()}
-                files.replace(name, _line(record))
+            record |= {"rpc_id": gap.rpc_id, "noted_at": self._clock()}
+            files = self._files(GAPS_NAME)
+            files.make()
+            files.add({name: _line(record)})
         return names
 
     def gaps(self) -> list[KeptGap]:
@@ -215,7 +218,7 @@ class Sidecars:
         Raises:
             ConfigurationError: The gaps cannot be read.
         """
-        files = self._gaps or self._files(GAPS_NAME)
+        files = self._files(GAPS_NAME)
         found = []
         for name in files.names():
             text = files.read(name) if name.endswith(".json") else None
@@ -274,15 +277,14 @@ class Sidecars:
                 "stored_replay_id": _hex(conflict.stored.replay_id),
             }
             name = _name_of(record)
-            if files.read(name) is None:
-                record |= {"stored_seq": conflict.stored.ingest_seq, "noted_at": self._clock()}
-                files.replace(name, _line(record))
+            record |= {"stored_seq": conflict.stored.ingest_seq, "noted_at": self._clock()}
+            files.add({name: _line(record)})
 
     def keep_commit(self, commit: Commit) -> None:
         """Add a line to the commit log; do nothing if `open` has not been called.
 
-        The line becomes durable within `COMMITS_EVERY` seconds if `flush_due` is called regularly,
-        otherwise when `close` is called.
+        If `flush_due` is called regularly, the line becomes durable within `COMMITS_EVERY` seconds
+        (`SLOW_COMMITS_EVERY` if the table is not local), otherwise when `close` is called.
 
         Raises:
             WriteError: The log could not be written; the line is kept for the next attempt.
@@ -292,7 +294,7 @@ class Sidecars:
                 self._commits.add(commit, self._clock())
 
     def flush_due(self) -> None:
-        """Write pending commits, unless the last write was less than `COMMITS_EVERY` seconds ago.
+        """Write pending commits, unless the last write was only a few seconds ago (`keep_commit`).
 
         Raises:
             WriteError: The log could not be written.
@@ -301,16 +303,14 @@ class Sidecars:
             if self._commits is not None:
                 self._commits.flush_due(self._clock())
 
-    @property
-    def _place(self) -> Path | str:
-        if self._root is None:
-            # Use a separate session: an Iceberg catalog caches tables per session, so the user's
-            # session would not see later changes to the table.
-            self._root = location_of(self._spark.newSession(), self._destination)
-        return self._root
-
     def _files(self, name: str) -> Files:
-        return files_at(self._place, name, self._spark)
+        with self._opening:
+            if name not in self._opened:
+                if self._local is None and self._own is None:
+                    self._own = own_session(self._spark, delta_settings(local=False))
+                place = replace(self._destination, local=self._local)
+                self._opened[name] = files_of(place, place.format, name, self._own)
+            return self._opened[name]
 
 
 class _CommitLog:
@@ -323,7 +323,8 @@ class _CommitLog:
         self._number = 0
         self._lines: list[str] = []
         self._unwritten = 0
-        self._written_at = now - COMMITS_EVERY
+        self._every = SLOW_COMMITS_EVERY if files.is_slow else COMMITS_EVERY
+        self._written_at = now - self._every
 
     def add(self, commit: Commit, now: float) -> None:
         self._lines.append(_line({"run": self._run, "noted_at": now, **asdict(commit)}))
@@ -332,7 +333,7 @@ class _CommitLog:
 
     def flush_due(self, now: float) -> None:
         full = len(self._lines) >= COMMITS_A_FILE
-        if self._unwritten and (full or now - self._written_at >= COMMITS_EVERY):
+        if self._unwritten and (full or now - self._written_at >= self._every):
             self.flush()
             self._written_at = now
         if full:

@@ -5,8 +5,8 @@ is written atomically and stays until it is marked, so a signal is processed at 
 either process is killed. The file is named after the signal's id, so putting a signal again has no
 effect, even after it was marked. Invariant: a file is removed only after it has been marked.
 
-The directory is ``_mailbox`` in the mirror's target. In a catalog it is inside the directory of the
-table `_reread`. Table formats ignore names that begin with an underscore.
+The directory is ``_mailbox`` in the mirror's target. If that is not local, the files are rows of a
+table: ``_sidecars`` at a URL, or ``_reread_sidecars`` in a catalog (raw/files.py).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats.destination import Destination
-from sfpubsub.spark.raw.files import Files, files_at
-from sfpubsub.spark.raw.sidecar_files import location_of
+from sfpubsub.spark.raw.files import Files, files_of
 from sfpubsub.spark.records.queue import QUEUE_NAME
+from sfpubsub.spark.runtime.session import own_session
 
 _log = logging.getLogger("sfpubsub.spark")
 
@@ -207,14 +207,14 @@ def _signal(signal_id: str, text: str) -> Signal | None:
 
 
 def _files(spark: SparkSession | None, place: Destination) -> Files:
-    if place.local is not None:
-        return files_at(place.local, MAILBOX_NAME, spark)
-    if not place.in_catalog or spark is None:
-        return files_at(place.address, MAILBOX_NAME, spark)
-    queue = f"{place.address}.{QUEUE_NAME}"
+    if place.local is not None or spark is None:
+        return files_of(place, place.format, MAILBOX_NAME, spark)
+    own = own_session(spark)
+    if not place.in_catalog:
+        return files_of(place, place.format, MAILBOX_NAME, own)
     if not spark.catalog.tableExists(place.of(QUEUE_NAME)):
         raise ConfigurationError(
             f"{place} contains no mirror, because it has no table {QUEUE_NAME}: check the target"
         )
-    table = Destination.parse(queue, place.format)
-    return files_at(location_of(spark, table), MAILBOX_NAME, spark)
+    queue = Destination.parse(f"{place.address}.{QUEUE_NAME}", place.format)
+    return files_of(queue, place.format, MAILBOX_NAME, own)

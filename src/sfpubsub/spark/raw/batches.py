@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.formats.delta import DeltaStore
 from sfpubsub.spark.formats.destination import Destination
-from sfpubsub.spark.formats.iceberg import Iceberg
+from sfpubsub.spark.formats.iceberg import Iceberg, in_directory
 from sfpubsub.spark.raw.delta import delta_table
 from sfpubsub.spark.raw.destination import check_raw_table
 from sfpubsub.spark.raw.frames import spark_schema
@@ -29,6 +29,10 @@ from sfpubsub.spark.raw.schema import BATCH_COLUMN
 from sfpubsub.spark.runtime.checks import check_file_system
 from sfpubsub.spark.runtime.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
+from sfpubsub.spark.runtime.sql import quoted
+
+# Catalog of the session for the directory of a path-based Iceberg table that is read.
+_READ_FROM = "sfpubsub_raw"
 
 
 @dataclass(frozen=True, order=True)
@@ -211,6 +215,10 @@ class RawBatches:
             reader = reader.option("versionAsOf", version)
         if self._table.in_catalog:
             return reader.table(self._table.in_sql)
+        if self._table.format == "iceberg":
+            # By its path, it would be looked up with the settings of the thread's active session,
+            # which may be another one.
+            return reader.table(quoted(*in_directory(self._spark, self._table.url, _READ_FROM)))
         return reader.load(self._table.url)
 
     @contextmanager

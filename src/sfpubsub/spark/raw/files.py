@@ -1,4 +1,4 @@
-"""Small text files of a table, on a local disk or any file system that Spark's JVM supports.
+"""Small text files of a table, on a local disk or, for other tables, as rows of another table.
 
 Each `Files` object handles one directory: it lists the names of the files, and reads, replaces or
 removes a file. A reader sees either the old or the new contents of a file, and after
@@ -10,26 +10,39 @@ from __future__ import annotations
 import os
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
 
 from sfpubsub.durable import make_directory, replace_file
 from sfpubsub.errors import ConfigurationError, WriteError
-from sfpubsub.spark.runtime.paths import is_object_store
+from sfpubsub.spark.formats.iceberg import in_directory
+from sfpubsub.spark.runtime.arrow import frame_of_rows
+from sfpubsub.spark.runtime.paths import Location
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
+from sfpubsub.spark.runtime.sql import quoted, sql_text
 
-T = TypeVar("T")
+FILES_NAME = "sidecars"
+"""Name of the table with the files of a table that is not on a local disk, after an underscore."""
 
-# Attempts to read a file that is replaced between opening and reading. Writers replace a file every
-# few seconds at most, so two collisions in a row are rare.
-_READS = 5
+FILE_COLUMNS = ("directory", "name", "text")
+"""Columns of that table."""
+
+# Attempts to change that table, and what errors say if another writer was first. A table has few
+# writers, each with a change every few seconds.
+_TRIES = 5
+_CONFLICTS = ("[DELTA_CONCURRENT_", "CommitFailedException", "Found conflicting files")
 
 
 class Files(ABC):
     """The files of one directory. Thread-safe, if each file has only one writer."""
+
+    is_slow = False
+    """Whether a change takes about a second."""
 
     @property
     @abstractmethod
@@ -59,6 +72,20 @@ class Files(ABC):
         Raises:
             WriteError: The file could not be replaced; it has either the old or the new contents.
         """
+
+    def add(self, texts: Mapping[str, str]) -> None:
+        """Write those of some files that do not exist, durably.
+
+        Args:
+            texts: The contents of each file, by name.
+
+        Raises:
+            ConfigurationError: A file cannot be read.
+            WriteError: See `replace`.
+        """
+        for name, text in texts.items():
+            if self.read(name) is None:  # a file gets its name only once it is complete
+                self.replace(name, text)
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -134,36 +161,38 @@ class LocalFiles(Files):
             raise WriteError(f"{path} was not removed: {error.strerror}") from error
 
 
-class HadoopFiles(Files):
-    """A directory on a file system of Spark's JVM, such as ``s3a://…`` or ``hdfs://…``.
+class TableFiles(Files):
+    """The files of one directory as rows of a table in Delta or Iceberg format.
 
-    In an object store, a new file is written directly under its final name. It appears atomically
-    when it is closed, and replaces the old file. (A rename there is not atomic: it would delete the
-    old file, and then copy the new one.) On other file systems, such as HDFS, a temporary file is
-    renamed to the final name. Temporary files have hidden names, so Spark ignores them.
+    An object store, or a catalog, is reached only through Spark, whose documented interfaces write
+    tables, but no files with a given name. All directories of a raw table or target share one
+    table, which `make` creates. Each change is a commit, of about a second.
 
     Args:
-        spark: A classic session, not Spark Connect.
-        directory: URL of the directory.
-
-    Raises:
-        ConfigurationError: Spark does not support the file system.
+        spark: A session of ours.
+        table: Quoted name of the table in the session.
+        format: Its format.
+        place: Path or URL of the table, for messages.
+        directory: Name of the directory.
     """
 
-    def __init__(self, spark: SparkSession, directory: str) -> None:
-        context = spark.sparkContext
-        self._gateway = cast("Any", context._gateway)
-        self._place = directory
-        fs = self._gateway.jvm.org.apache.hadoop.fs
-        try:
-            self._path = fs.Path(directory)
-            configuration = context._jsc.hadoopConfiguration()
-            # FileContext instead of FileSystem, because only its rename can replace a file.
-            self._files = fs.FileContext.getFileContext(self._path.toUri(), configuration)
-        except SPARK_ERRORS as error:
-            raise ConfigurationError(
-                f"Spark cannot use the file system of {directory}: {first_line(error)}"
-            ) from error
+    is_slow = True
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        table: str,
+        format: str,  # noqa: A002  # named as in Spark
+        place: str,
+        directory: str,
+    ) -> None:
+        self._spark = spark
+        self._table = table
+        self._format = format
+        self._place = f"{place}/{directory}"
+        self._mine = f"directory = {sql_text(directory)}"
+        self._directory = directory
+        self._is_made = False
 
     @property
     def place(self) -> str:
@@ -172,132 +201,112 @@ class HadoopFiles(Files):
 
     def make(self) -> None:
         """See `Files`."""
-        self._written("", lambda: self._files.mkdir(self._path, self._default_permission, True))
+        if not self._is_made:
+            columns = ", ".join(f"{name} STRING" for name in FILE_COLUMNS)
+            self._change(
+                f"CREATE TABLE IF NOT EXISTS {self._table} ({columns}) USING {self._format}", ""
+            )
+            self._is_made = True
 
     def read(self, name: str) -> str | None:
         """See `Files`."""
-        path = self._named(name)
-        for left in reversed(range(_READS)):
-            try:
-                return self._text(path)
-            except SPARK_ERRORS as error:
-                if not left or not _was_replaced(error):
-                    raise ConfigurationError(
-                        f"{path} cannot be read: {first_line(error)}"
-                    ) from error
-        raise AssertionError("bug in sfpubsub: the last attempt neither returned nor raised")
+        rows = self._query(f"SELECT text FROM {self._table} WHERE {self._named(name)}")  # noqa: S608
+        return None if not rows else str(rows[0][0])
 
-    def _text(self, path: Any) -> str | None:
-        if not self._files.util().exists(path):
-            return None
-        stream = self._files.open(path)
-        try:
-            return str(self._gateway.jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
+    def add(self, texts: Mapping[str, str]) -> None:
+        """See `Files`."""
+        self._merge(texts, "")
 
     def replace(self, name: str, text: str) -> None:
         """See `Files`."""
-        self._written(name, lambda: self._replace(name, text.encode()))
-
-    def _replace(self, name: str, content: bytes) -> None:
-        if is_object_store(self._place):
-            self._write(self._named(name), content, "CREATE", "OVERWRITE")
-            return
-        draft = self._named(f".{name}.{uuid.uuid4().hex}.tmp")
-        try:
-            self._write(draft, content, "CREATE")
-            self._files.rename(draft, self._named(name), self._overwrite())
-        except SPARK_ERRORS:
-            if self._files.util().exists(draft):
-                self._files.delete(draft, False)
-            raise
-
-    def _write(self, path: Any, content: bytes, *flags: str) -> None:
-        stream = self._files.create(path, self._flags(*flags), self._no_options("CreateOpts"))
-        try:
-            stream.write(content)
-            # In an object store, a file is durable once it is closed.
-            if stream.hasCapability("hsync"):
-                stream.hsync()
-        finally:
-            stream.close()
+        self._merge({name: text}, "WHEN MATCHED THEN UPDATE SET text = s.text")
 
     def names(self) -> list[str]:
         """See `Files`."""
-        try:
-            if not self._files.util().exists(self._path):
-                return []
-            entries = self._files.util().listStatus(self._path)
-            return sorted(str(each.getPath().getName()) for each in entries if each.isFile())
-        except SPARK_ERRORS as error:
-            raise ConfigurationError(
-                f"{self._place} cannot be listed: {first_line(error)}"
-            ) from error
+        rows = self._query(f"SELECT name FROM {self._table} WHERE {self._mine}")  # noqa: S608
+        return sorted(str(name) for (name,) in rows)
 
     def remove(self, name: str) -> None:
         """See `Files`."""
-        path = self._named(name)
+        self._change(f"DELETE FROM {self._table} WHERE {self._named(name)}", name)  # noqa: S608
+
+    def _named(self, name: str) -> str:
+        return f"{self._mine} AND name = {sql_text(name)}"
+
+    def _merge(self, texts: Mapping[str, str], matched: str) -> None:
+        if not texts:
+            return
+        rows = [(self._directory, name, text) for name, text in texts.items()]
+        view = f"texts_{uuid.uuid4().hex}"
+        schema = StructType([StructField(name, StringType()) for name in FILE_COLUMNS])
+        frame_of_rows(self._spark, rows, schema).createOrReplaceTempView(view)
         try:
-            if self._files.util().exists(path):
-                self._files.delete(path, False)
-        except SPARK_ERRORS as error:
-            raise WriteError(f"{path} was not removed: {first_line(error)}") from error
+            self._change(
+                f"MERGE INTO {self._table} t USING {view} s "
+                f"ON t.directory = s.directory AND t.name = s.name {matched} "
+                f"WHEN NOT MATCHED THEN INSERT *",
+                next(iter(texts)),
+            )
+        finally:
+            self._spark.catalog.dropTempView(view)
 
-    def _written(self, name: str, write: Callable[[], T]) -> T:
+    def _query(self, query: str) -> list[Any]:
+        if not self._is_made and not self._exists():
+            return []
         try:
-            return write()
+            if self._format == "iceberg":  # catalogs keep tables, and miss commits of others
+                self._spark.catalog.refreshTable(self._table)
+            return self._spark.sql(query).collect()
         except SPARK_ERRORS as error:
-            path = os.path.join(self._place, name)
-            raise WriteError(f"{path} was not written: {first_line(error)}") from error
+            raise ConfigurationError(f"{self._place} cannot be read: {first_line(error)}") from (
+                error
+            )
 
-    def _named(self, name: str) -> Any:
-        return self._gateway.jvm.org.apache.hadoop.fs.Path(self._path, name)
+    def _exists(self) -> bool:
+        try:
+            self._spark.table(self._table)
+        except AnalysisException:
+            return False
+        self._is_made = True
+        return True
 
-    # Java's varargs, enumerations and nested classes, as py4j requires them.
-
-    @property
-    def _default_permission(self) -> Any:
-        permission = self._gateway.jvm.org.apache.hadoop.fs.permission.FsPermission
-        return permission.getDirDefault()
-
-    def _flags(self, *names: str) -> Any:
-        jvm = self._gateway.jvm
-        flags = [getattr(jvm.org.apache.hadoop.fs.CreateFlag, name) for name in names]
-        return jvm.java.util.EnumSet.of(*flags)
-
-    def _no_options(self, kind: str) -> Any:
-        return self._gateway.new_array(self._option(kind), 0)
-
-    def _overwrite(self) -> Any:
-        rename = self._option("Rename")
-        options = self._gateway.new_array(rename, 1)
-        options[0] = rename.OVERWRITE
-        return options
-
-    def _option(self, kind: str) -> Any:
-        return getattr(self._gateway.jvm.org.apache.hadoop.fs, f"Options${kind}")
+    def _change(self, statement: str, name: str) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                self._spark.sql(statement)
+            except SPARK_ERRORS as error:
+                if left and any(word in str(error) for word in _CONFLICTS):
+                    continue
+                place = os.path.join(self._place, name)
+                raise WriteError(f"{place} was not written: {first_line(error)}") from error
+            return
 
 
-def _was_replaced(error: BaseException) -> bool:
-    """Return whether *error* means that an object was replaced between opening and reading."""
-    text = str(error)
-    return "Status Code: 412" in text or "RemoteFileChangedException" in text
-
-
-def files_at(table: Path | str, name: str, spark: SparkSession | None) -> Files:
-    """Return the `Files` object for the directory *name* of a table.
+def files_of(table: Location, format: str, name: str, spark: SparkSession | None) -> Files:  # noqa: A002
+    """Return the `Files` object for the directory *name* of a raw table or a target.
 
     Args:
-        table: Directory of the table: a local path, or a URL of another file system.
+        table: A table, or a directory or URL with tables.
+        format: Format of the table or the tables.
         name: Name of the directory, such as ``_gaps``.
-        spark: Used to access other file systems; not needed for a local path.
+        spark: A session of ours, used only by this directory and others of the same table; not
+            needed if *table* is local.
 
     Raises:
-        ConfigurationError: Spark does not support the file system, or *spark* is None.
+        ConfigurationError: *table* is not local, and *spark* is None.
     """
-    if isinstance(table, Path):
-        return LocalFiles(table / name)
+    if table.local is not None:
+        return LocalFiles(table.local / name)
     if spark is None:
         raise ConfigurationError(f"{table} is not local: pass a Spark session to access it")
-    return HadoopFiles(spark, f"{table.rstrip('/')}/{name}")
+    return TableFiles(spark, *_table_of(table, format, spark), name)
+
+
+def _table_of(table: Location, format: str, spark: SparkSession) -> tuple[str, str, str]:  # noqa: A002
+    """Return the quoted name, the format and the address of the table with the files."""
+    place = f"{table.address}{'_' if table.in_catalog else '/_'}{FILES_NAME}"
+    if table.in_catalog:
+        return quoted(*place.split(".")), format, place
+    if format == "iceberg":
+        return quoted(*in_directory(spark, place)), format, place
+    return quoted("delta", place), format, place

@@ -8,7 +8,7 @@ from sfpubsub.spark.runtime.session import SPARK_ERRORS
 
 
 def paths_of_files(spark: SparkSession, url: str, *, most: int | None = None) -> list[str]:
-    """Return the URLs of the files below a URL, without those whose path has a hidden name.
+    """Return the URLs of the files below a URL, without empty ones and those with hidden names.
 
     Their contents are not read.
 

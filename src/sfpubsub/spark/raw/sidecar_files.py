@@ -1,7 +1,8 @@
 """The files of a raw table's sidecars: their columns, and how to read them.
 
 Each sidecar is a directory of JSON files with one object per line, which Spark reads as a table
-(`read_sidecar`). See ingest/sidecars.py for what each file is for, and when it is written.
+(`read_sidecar`). For a table that is not local, the files are the rows of one table (files.py).
+See ingest/sidecars.py for what each file is for, and when it is written.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats.destination import Destination
-from sfpubsub.spark.raw.files import Files
+from sfpubsub.spark.raw.files import FILE_COLUMNS, FILES_NAME, Files
 from sfpubsub.spark.raw.ownership import local_sidecar
 from sfpubsub.spark.runtime.paths import EXACT_PATHS, file_url
+from sfpubsub.spark.runtime.session import SPARK_ERRORS
+from sfpubsub.spark.runtime.sql import quoted
 from sfpubsub.stores.file_quarantine import entry_text
 from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.stores.schema_store import SchemaStore, schema_file_name, schema_in, schema_text
@@ -63,25 +67,38 @@ def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame
         raise ConfigurationError(f"{name!r} is not a sidecar: use one of {', '.join(COLUMNS)}")
     # Format delta accepts every kind of address: paths, URLs and names of catalog tables.
     place = Destination.parse(table, "delta")
-    if place.local is None:
-        found = f"{location_of(spark, place)}/_{name}"
-    else:
+    if place.local is not None:
         found = file_url(local_sidecar(place.local, f"_{name}"))
-    reader = spark.read.options(**EXACT_PATHS).schema(COLUMNS[name])
-    # The quarantine also contains marker files, which are not entries.
-    return reader.json(found, pathGlobFilter="*.json")
+        reader = spark.read.options(**EXACT_PATHS).schema(COLUMNS[name])
+        # The quarantine also contains marker files, which are not entries.
+        return reader.json(found, pathGlobFilter="*.json")
+    rows = _stored(spark, place)
+    rows = rows.where((f.col("directory") == f"_{name}") & f.col("name").endswith(".json"))
+    lines = rows.select(f.explode(f.split("text", "\n")).alias("line")).where("line <> ''")
+    return lines.select(f.from_json("line", COLUMNS[name]).alias("row")).select("row.*")
 
 
-def location_of(spark: SparkSession, destination: Destination) -> str:
-    """Return the URL or path of a table's directory, looking it up in the catalog if necessary."""
-    if not destination.in_catalog:
-        return destination.address
-    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {destination.in_sql}").collect()
-    return next(str(row["data_type"]) for row in rows if row["col_name"] == "Location")
+def _stored(spark: SparkSession, place: Destination) -> DataFrame:
+    """Return the table with the files of a raw table that is not local.
+
+    Raises:
+        ConfigurationError: There is none, in either format.
+    """
+    if place.in_catalog:
+        return spark.read.table(quoted(*f"{place.address}_{FILES_NAME}".split(".")))
+    url = f"{place.address}/_{FILES_NAME}"
+    for format_ in ("delta", "iceberg"):
+        try:
+            found = spark.read.format(format_).load(url)
+        except SPARK_ERRORS:
+            continue
+        if found.columns == list(FILE_COLUMNS):
+            return found
+    raise ConfigurationError(f"{place} has no sidecars, which are a table at {url}: check the URL")
 
 
 class SidecarSchemas(SchemaStore):
-    """A schema store that writes the same files as `FileSchemaStore`, on any file system."""
+    """A schema store that writes the same files as `FileSchemaStore`, wherever the table is."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -98,7 +115,7 @@ class SidecarSchemas(SchemaStore):
 
 
 class SidecarQuarantine(Quarantine):
-    """A quarantine that writes the same files as `FileQuarantine`, on any file system.
+    """A quarantine that writes the same files as `FileQuarantine`, wherever the table is.
 
     Only `put` is supported.
     """
@@ -110,7 +127,5 @@ class SidecarQuarantine(Quarantine):
     def put(self, events: Sequence[QuarantinedEvent]) -> None:
         """See `Quarantine`."""
         files = self._files = self._files or self._open()
-        for event in events:
-            name = f"{event.key}.json"
-            if files.read(name) is None:  # a file gets its name only once it is complete
-                files.replace(name, entry_text(event))
+        files.make()
+        files.add({f"{event.key}.json": entry_text(event) for event in events})

@@ -58,6 +58,18 @@ def check_file_system(spark: SparkSession, url: str) -> None:
         ) from error
 
 
+def has_file_system(spark: SparkSession, scheme: str) -> bool:
+    """Return whether the session has the jars of the file system of a scheme, such as ``s3a``.
+
+    The URL has no host, so no server is asked.
+    """
+    try:
+        spark.read.format("binaryFile").load(f"{scheme}:///{_NOTHING}")
+    except SPARK_ERRORS as error:
+        return not any(name in str(error) for name in _NO_FILE_SYSTEM)
+    return True
+
+
 def _hadoop_version() -> str:
     """Return the version of the Hadoop jars in PySpark; ``VERSION`` if it has none."""
     prefix = "hadoop-client-api-"

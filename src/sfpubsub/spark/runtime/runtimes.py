@@ -79,12 +79,12 @@ def _iceberg(spark: str, scala: str, version: str, tested: str | None) -> Runtim
 
 RUNTIMES = (
     _delta("4.2", "io.delta:delta-spark_4.2_2.13:4.4.0", *_OF_DELTA_4_4, tested="4.2.0"),
-    _delta("4.1", "io.delta:delta-spark_4.1_2.13:4.4.0", *_OF_DELTA_4_4, tested="4.1.4"),
+    _delta("4.1", "io.delta:delta-spark_4.1_2.13:4.4.0", *_OF_DELTA_4_4, tested=None),
     _delta(
         "4.0",
         "io.delta:delta-spark_2.13:4.0.1",
         "io.delta:delta-storage:4.0.1",
-        tested="4.0.5",
+        tested=None,
     ),
     _delta(
         "3.5",
@@ -94,7 +94,7 @@ RUNTIMES = (
     ),
     # There is no Iceberg runtime for 4.2 yet.
     _iceberg("4.1", "2.13", "1.12.0", tested="4.1.4"),
-    _iceberg("4.0", "2.13", "1.10.1", tested="4.0.5"),
+    _iceberg("4.0", "2.13", "1.10.1", tested=None),
     _iceberg("3.5", "2.12", "1.10.1", tested="3.5.9"),
 )
 

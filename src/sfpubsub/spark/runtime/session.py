@@ -15,10 +15,10 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import pyspark
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
@@ -37,6 +37,9 @@ DEFAULT_MASTER = "local[2]"
 # Environment variable of a process started by spark-submit, which has already started the JVM.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
+
+# Begins the URL of a Spark Connect server.
+_CONNECT = "sc://"
 
 # Names of settings that Spark redacts (its default of spark.redaction.regex), and of account keys.
 _SECRET = re.compile(r"(?i)secret|password|token|access[.]?key|account[.]?key|credential")
@@ -65,7 +68,9 @@ def spark_session(
     with gRPC threads may not survive a fork.
 
     Args:
-        master: Spark's master URL. By default, ``local[2]`` or, under spark-submit, its master.
+        master: Spark's master URL, or that of a Spark Connect server (``sc://…``), for which
+            *format* and *java_options* are not used. By default, the environment variable
+            ``SPARK_REMOTE``, or else ``local[2]`` or, under spark-submit, its master.
         format: The table format to write. ``parquet`` needs no jars; for ``delta`` and ``iceberg``
             the session gets their jars (runtimes.py). Under spark-submit, pass the jars with
             ``--packages``.
@@ -84,6 +89,14 @@ def spark_session(
     logging.getLogger("py4j").addHandler(logging.NullHandler())
     logging.getLogger().addFilter(_not_of_py4j)
     submitted = _SUBMITTED in os.environ
+    is_ours = SparkContext._active_spark_context is None
+    if is_ours and not submitted:
+        url = os.environ.get("SPARK_REMOTE") if master is None else master
+        if url is not None and url.startswith(_CONNECT):
+            with _remote_session(url, app_name, settings or {}) as spark:
+                yield spark
+            return
+        _check_is_not_remote_only()
     if master is None and not submitted:
         master = DEFAULT_MASTER
     given = dict(settings or {})
@@ -102,7 +115,6 @@ def spark_session(
     if master is not None and master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         # Local executors use this Python; Spark's default is the first one on the PATH.
         environment["PYSPARK_PYTHON"] = sys.executable
-    is_ours = SparkContext._active_spark_context is None
     try:
         with _environment(environment):
             _start_java(wanted)
@@ -126,6 +138,37 @@ def spark_session(
     finally:
         if is_ours:
             _stop(spark)
+
+
+@contextmanager
+def _remote_session(url: str, name: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """Open a session of a Spark Connect server, and release it at the end of the block."""
+    shown = url.partition(";")[0]  # parameters of the URL may be secret
+    try:
+        spark = SparkSession.builder.remote(url).appName(name).config(map=dict(settings)).create()
+    except SPARK_ERRORS as error:
+        raise ConfigurationError(
+            f"Spark Connect's server {shown} cannot be used: {first_line(error)}; check its "
+            f"address, and that it allows the settings"
+        ) from error
+    try:
+        yield spark
+    finally:
+        _stop(spark)
+
+
+def _check_is_not_remote_only() -> None:
+    """Check that Spark can be started here, and not only used on a cluster of Databricks.
+
+    Raises:
+        ConfigurationError: databricks-connect is installed instead of PySpark.
+    """
+    if find_spec("pyspark.dbconnect_version") is not None:
+        raise ConfigurationError(
+            "databricks-connect is installed, so Spark runs on a cluster and cannot be started "
+            "here: pass the session of DatabricksSession.builder.getOrCreate() to the job "
+            "(spark=), or set SPARK_REMOTE to the cluster's URL"
+        )
 
 
 def is_java_running() -> bool:
@@ -274,11 +317,6 @@ def _connected_session(spark: SparkSession) -> Any:
     clone = getattr(spark, "cloneSession", None)
     if clone is not None:
         return clone()
-    if pyspark.__version__.startswith("3."):
-        raise ConfigurationError(
-            f"Spark Connect is supported from PySpark 4.0 on, and this is {pyspark.__version__}: "
-            f"use a classic session, or a newer PySpark"
-        )
     # PySpark 4.0 cannot clone a session, nor tell the URL of its server.
     url = os.environ.get("SPARK_REMOTE", "local")
     if not url.startswith("sc://"):

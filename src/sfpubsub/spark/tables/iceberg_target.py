@@ -14,7 +14,12 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.formats.destination import Destination
-from sfpubsub.spark.formats.iceberg import WAP_ID, History, Iceberg, in_directory
+from sfpubsub.spark.formats.iceberg import (
+    WAP_ID,
+    History,
+    Iceberg,
+    in_directory,
+)
 from sfpubsub.spark.formats.target import DISTINCT, FACTS, UNORDERED, TargetTable
 from sfpubsub.spark.raw.frames import frame_of, spark_schema, sql_type
 from sfpubsub.spark.runtime.arrow import arrow_schema, frame_of_rows

@@ -11,10 +11,11 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats.destination import Destination
-from sfpubsub.spark.raw.files import files_at
+from sfpubsub.spark.raw.files import files_of
 from sfpubsub.spark.raw.ownership import local_sidecar
-from sfpubsub.spark.raw.sidecar_files import SidecarSchemas, location_of
+from sfpubsub.spark.raw.sidecar_files import SidecarSchemas
 from sfpubsub.spark.raw.sidecar_paths import SCHEMAS_NAME
+from sfpubsub.spark.runtime.session import own_session
 from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
 
 # Version of the record.
@@ -152,5 +153,5 @@ def schemas_of(spark: SparkSession, source: Destination) -> SchemaStore:
         ConfigurationError: Spark cannot use the raw table's file system.
     """
     if source.local is None:
-        return SidecarSchemas(files_at(location_of(spark, source), SCHEMAS_NAME, spark))
+        return SidecarSchemas(files_of(source, source.format, SCHEMAS_NAME, own_session(spark)))
     return FileSchemaStore(local_sidecar(source.local, SCHEMAS_NAME))
