@@ -57,7 +57,7 @@ nitpick_ignore = [
     ("py:class", "sfpubsub.spark.ingest.progress.Progress"),
     ("py:class", "sfpubsub.spark.raw.rows.Row"),
     ("py:class", "sfpubsub.spark.raw.rows.TimedEvents"),
-    ("py:class", "sfpubsub.spark.tables.steps.StepPlan"),
+    ("py:class", "sfpubsub.spark.records.step.StepPlan"),
 ]
 nitpick_ignore_regex = [
     ("py:class", r"sfpubsub\..*\.([A-Z]\w*T|Received)"),  # type variables
