@@ -8,6 +8,7 @@ killed in between. ``raw`` prints what it then reads, as JSON, and ``all`` also 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def opened(kind: str, format: str, directory: Path) -> Iterator[SparkSession]:  
         return
     settings |= {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     settings |= session_settings(format, settings)
-    # Not stopped: at its exit, the process would wait in vain for the server of its other sessions.
+    # Not stopped: see `main`.
     yield SparkSession.builder.remote("local[2]").config(map=settings).getOrCreate()
 
 
@@ -124,7 +125,10 @@ def main() -> None:
         ingest(spark, format_, directory)
         note("raw")
         if what != "ingest":
-            print(json.dumps(report(spark, format_, directory, what)))
+            print(json.dumps(report(spark, format_, directory, what)), flush=True)
+        if kind == "connect":
+            # PySpark's client was seen to hang when the interpreter deletes its sessions.
+            os._exit(0)
 
 
 if __name__ == "__main__":
