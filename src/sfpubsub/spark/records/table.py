@@ -122,7 +122,9 @@ class RecordTable:
         self._removes = removes
         self._describe = describe
         facts = self.table.facts()
-        self._schemas: list[str] = json.loads(facts.get("schema_ids", "[]"))
+        # A rebuild may add a history table, which is made with the first schema.
+        is_made = self._history is None or self._history.exists()
+        self._schemas: list[str] = json.loads(facts.get("schema_ids", "[]")) if is_made else []
         self._columns = Columns.from_json(facts["columns"]) if facts else None
 
     @property
