@@ -95,3 +95,21 @@ def test_a_history_begins_with_its_mirror(spark: SparkSession, tmp_path: Path):
         pytest.raises(ConfigurationError, match="no history tables"),
     ):
         MirrorTables(target, describe, "mark", history=True)
+
+
+def test_a_removed_record_has_one_open_version(world: World):
+    """If rows are removed, a read that finds a record in the Recycle Bin adds no version of it."""
+    one, two = world.create(2, Phone="1")
+    world.settings |= {"history": True, "deletes": "remove", "refresh_formulas": 3600.0}
+    with world.mirror() as mirror:
+        world.settle(mirror)
+        world.emulator.records.delete("Account", one, world.user)
+        world.settle(mirror)
+        world.wall += 3600.0
+        world.settle(mirror)
+    found = versions(world, one)
+    assert [(row["_is_deleted"], row["valid_to"] is None) for row in found] == [
+        (False, False),
+        (True, True),
+    ]
+    assert len(versions(world, two)) == 1

@@ -506,3 +506,28 @@ def test_events_of_emulator_objects_fit_the_described_columns(run_emulator: Call
         assert {each.name for each in grown.columns if each.calculated} <= set(grown.unreported)
         soql = f"SELECT {', '.join(grown.selected)} FROM {name} LIMIT 1"
         assert list(reader.query(soql)), name
+
+
+def test_a_column_of_events_grows_as_the_typed_column_does():
+    """A column that no describe result has given keeps every value when its union gets a member.
+
+    Account names are texts, or structs whose parts grow if an org allows further parts of names.
+    """
+    text = event_type({"name": "Name", "type": "string", "avro": "Switchable_PersonName"})
+    old = json.loads(text)
+    kind = next(each for each in old["fields"] if each["name"] == "Name")["type"]
+    record = next(each for each in kind if isinstance(each, dict))
+    record["fields"] = [each for each in record["fields"] if each["name"] != "LastName"]
+    first, both = plan(json.dumps(old)), plan(json.dumps(old), text)
+    columns = Columns("Account", (), is_described=False).with_events(first).with_events(both)
+    assert columns.schema.field("Name").type == both.columns.field("Name").type
+    assert columns.from_events(both)["Name"] == "`Name`"
+
+
+def test_events_empty_the_columns_of_an_object_that_the_org_never_described():
+    """If the org refuses the description of an object, an event that has no value empties a column.
+
+    Only columns of an object that was described can be those of hidden fields.
+    """
+    events = plan(event_type({"name": "Phone", "type": "string"}))
+    assert Columns("Account", ()).with_events(events).fields(events).hidden == ()

@@ -197,3 +197,14 @@ def test_current_tables_cannot_be_added_later_without_a_rebuild(world):
         pytest.raises(ConfigurationError, match=r"has no current tables.* rebuild --current"),
     ):
         list(tables.run())
+
+
+def test_a_rebuild_adds_history_tables(world):
+    """Tables that were built without history have it after a rebuild that asks for it."""
+    world.write(stream(1, 20))
+    with world.tables(history=False, current=True) as tables:
+        list(tables.run())
+    with world.tables() as tables:
+        tables.rebuild()
+        list(tables.run())
+    world.check(ACCOUNT, "Account")

@@ -222,10 +222,13 @@ class MirrorTables:
             parts.append(_among(found.changes(found.typed.read().where(since), plan), ids))
         if note.kind == "ids" or any(each.record_id for each in merging.entries):
             return found.merged([*parts, found.found(read)], merging), None
+        if (removed := found.removed(ids)) is not None:
+            parts.append(removed)
         known = self._record_ids(parts)
         merged = None
         if known is not None:
-            merged = found.merged([*parts, _among(found.found(read), known[1])], merging)
+            rows_of = [part for part in parts if part is not removed]
+            merged = found.merged([*rows_of, _among(found.found(read), known[1])], merging)
         new = None
         if pieces is not None:
             rows = chain.from_iterable(map(rows_in, pieces))

@@ -218,7 +218,7 @@ class Columns:
         hidden = [
             number
             for number, each in enumerate(self.columns)
-            if self.is_described and each.field.lower() not in shown
+            if shown and each.field.lower() not in shown
         ]
         return replace(Fields.of(names, places), unreported=unreported, hidden=tuple(hidden))
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sfpubsub.avro.columns import names_of, paths_of
+from sfpubsub.avro.columns import merge, names_of, paths_of
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.spark.raw.frames import sql_type
 from sfpubsub.spark.records.described import FIRST_DAY, LAST_DAY, Column, number_of
@@ -76,6 +76,9 @@ def take_source(columns: list[Column], field: str, source: Source) -> None:
     own = [n for n, each in enumerate(columns) if each.field.lower() == field.lower()]
     for number in sorted(own, key=lambda n: not columns[n].described):
         column = columns[number]
+        if not column.described and _extends(source.type, column.type):
+            columns[number] = replace(column, type=source.type)
+            return
         if takes(column, source):
             columns[number] = replace(column, type=_with_parts(column, source))
             return
@@ -83,6 +86,12 @@ def take_source(columns: list[Column], field: str, source: Source) -> None:
         if number_of(columns, name) is None:
             columns.append(Column(name, source.type, field, f"({field})", described=False))
             return
+
+
+def _extends(new: pa.DataType, old: pa.DataType) -> bool:
+    """Return whether a typed table's column of the type *old* became *new* with a later schema."""
+    both = merge(pa.schema([("value", old)]), pa.schema([("value", new)]))
+    return bool(both.types == [new])
 
 
 def takes(column: Column, source: Source) -> bool:

@@ -321,6 +321,8 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
     if outcome is None:
         return
     found = outcome.mirrored
+    if merging.removes and known.read and not known.mirrored and found and found.record.is_deleted:
+        return  # its row was removed, and its last version says so
     if found is not None and found is not known.mirrored:
         kind = GONE if outcome.by_absence else CURRENT
         yield (*_row_of(record_id, found), None, None, None, kind)

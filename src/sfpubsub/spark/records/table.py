@@ -122,7 +122,9 @@ class RecordTable:
         self._removes = removes
         self._describe = describe
         facts = self.table.facts()
-        self._schemas: list[str] = json.loads(facts.get("schema_ids", "[]"))
+        # A rebuild may add a history table, which is made with the first schema.
+        is_made = self._history is None or self._history.exists()
+        self._schemas: list[str] = json.loads(facts.get("schema_ids", "[]")) if is_made else []
         self._columns = Columns.from_json(facts["columns"]) if facts else None
 
     @property
@@ -282,6 +284,17 @@ class RecordTable:
     def before(self, ids: DataFrame) -> DataFrame:
         """Return the table rows of the records in *ids*, with the schema `Merging.input`."""
         return self.rows(self.table.read().join(f.broadcast(ids), "record_id", "left_semi"))
+
+    def removed(self, ids: DataFrame) -> DataFrame | None:
+        """Return those of *ids* whose rows were removed at some time, as a column ``record_id``.
+
+        Return None if rows are not removed, or if there is no history table to which it matters.
+        The versions that say that a record was deleted stay, so a repeated step finds the same ids.
+        """
+        if self._history is None or not self._removes:
+            return None
+        rows = self._history.read().where("_is_deleted").select("record_id")
+        return rows.join(f.broadcast(ids), "record_id", "left_semi")
 
     def rows(self, rows: DataFrame) -> DataFrame:
         """Convert rows of the object's table to the schema `Merging.input`."""
