@@ -380,7 +380,7 @@ def test_new_rows_are_the_same_with_and_without_spark(
             files = files.sort_by("record_id")
             rows = of.found(self.log(note.entity).rows(note.first, note.last))
             rows = rows.where(col("record_id").isin(files["record_id"].to_pylist()))
-            spark = of.current(alone(of, rows, merging)).toArrow().sort_by("record_id")
+            spark = alone(of, rows, merging).toArrow().sort_by("record_id")
             assert files.select(spark.column_names).to_pylist() == spark.to_pylist()
             compared.append(len(files))
         return merged, new

@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.cli.main import run
 from sfpubsub.emulator.faults import Fault
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.errors import ConfigurationError, OtherOrgError
+from sfpubsub.spark.formats.target import LAST
+from sfpubsub.spark.mirror.notes import Merge
+from sfpubsub.spark.mirror.tables import MirrorTables
 from sfpubsub.spark.mirror.verifying import Verification
+from sfpubsub.spark.records.reads import AsOf, Read
+from sfpubsub.spark.tables import open_target
+from sfpubsub.spark.tables.logged_target import LoggedTargetTable
 from tests.conftest import until
 from tests.rest.support import reader_of
 from tests.spark.conftest import TABLE_FORMAT
@@ -108,3 +114,23 @@ def test_a_mirror_survives(
 def marked(world: World) -> set[str]:
     """Return the ids of the records that are marked for rereading."""
     return {record_id for record_id, row in world.rows().items() if row["_reread"]}
+
+
+@pytest.mark.skipif(TABLE_FORMAT != "delta", reason="Iceberg's properties keep the number")
+def test_a_table_whose_log_no_longer_tells_its_steps_is_not_empty(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """Delta forgets commits after 30 days. A read of the whole object then adds no row twice."""
+    world.create(3)
+    with world.mirror() as mirror:
+        world.settle(mirror)
+    monkeypatch.setattr(LoggedTargetTable, "newest", lambda self: (0, LAST))
+    read = Read(AsOf(10, 10), None, None)
+    note = Merge("Account", "object", 1, 1, read, None, is_last=False, applied_seq=0, at=0.0)
+    with open_target(world.spark, world.to, TABLE_FORMAT) as target:
+        tables = MirrorTables(target, reader_of(world.emulator).describe, "mark")
+        tables.add("Account", None)
+        found = tables.objects["Account"]
+        _, new = tables._returned(note, found, found.merging(None, read=read), [], None)
+        assert isinstance(new, DataFrame)
+        assert new.isEmpty()

@@ -116,7 +116,7 @@ def kill_at(moment: int, tables: EventTables) -> Iterator[None]:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("append", "merge"):
+        for name in ("append", "merge", "insert", "delete"):
             patch.setattr(kind, name, killing(name, getattr(kind, name)))
         yield
 
