@@ -80,7 +80,7 @@ def rows_of(batches: list[EventBatch]) -> tuple[list[dict], ReplayId]:
     """Return the raw rows of the batches, and the position of the last one."""
     gathered = PendingEvents()
     for batch in batches:
-        gathered.add(batch, len(batch), NOW)
+        gathered.add(batch, len(batch))
     return gathered.rows.table().to_pylist(), gathered.rows.position
 
 

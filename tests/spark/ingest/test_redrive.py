@@ -16,6 +16,7 @@ from sfpubsub.cli.redrive import Decoder, Table, redrive
 from sfpubsub.errors import WriteError
 from sfpubsub.spark import EventWriter
 from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.raw.destination import sidecar_directory
 from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.stores.schema_store import FileSchemaStore
 from tests.spark.sample_events import (
@@ -191,7 +192,7 @@ def test_schema_is_stored_before_the_redriven_row(spark, table, quarantine, monk
     Once the entry is marked as redriven, a missing schema would go unnoticed.
     """
     quarantine.put([quarantined(1, schema_json=None)])
-    held = FileSchemaStore(Destination.parse(table, "parquet").sidecar_directory / "_schemas")
+    held = FileSchemaStore(sidecar_directory(Destination.parse(table, "parquet")) / "_schemas")
     seen: list[str | None] = []
     append = ParquetTable.append
 

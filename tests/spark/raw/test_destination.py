@@ -12,6 +12,7 @@ from sfpubsub.errors import ConfigurationError, OtherOrgError
 from sfpubsub.spark.formats import check_raw_format
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw import ownership
+from sfpubsub.spark.raw.destination import check_sources
 from sfpubsub.spark.raw.layout import LAYOUT
 from sfpubsub.spark.raw.ownership import (
     check_destination,
@@ -177,14 +178,14 @@ def test_delta_and_iceberg_accept_urls_and_catalog_tables(tmp_path: Path):
 def test_a_table_of_another_format_is_rejected(tmp_path: Path):
     """A Delta log is accepted only for Delta, and a Parquet table only for Parquet."""
     (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
-    Destination.parse(tmp_path / "delta", "delta").check(TOPIC)
+    check_sources(Destination.parse(tmp_path / "delta", "delta"), TOPIC)
     for other in ("iceberg", "parquet"):
         with pytest.raises(ConfigurationError, match="nor an sfpubsub table"):
-            Destination.parse(tmp_path / "delta", other).check(TOPIC)
+            check_sources(Destination.parse(tmp_path / "delta", other), TOPIC)
     (tmp_path / "parquet").mkdir()
     claim_table(tmp_path / "parquet", TOPIC)
     with pytest.raises(ConfigurationError, match="is a parquet table of topic"):
-        Destination.parse(tmp_path / "parquet", "delta").check(TOPIC)
+        check_sources(Destination.parse(tmp_path / "parquet", "delta"), TOPIC)
 
 
 def test_sources_need_names_that_differ_in_more_than_case():

@@ -306,10 +306,10 @@ def test_a_step_is_flushed_when_it_is_finished(
                 flushed.paths, flushed.whole = set(), 0
                 table = target.table(name)
                 table.make(columns, {}, merged=True)
-                table.append([parquet_of(rows("1", "2", "3"))], 3 * step)
+                table.append([parquet_of(rows("1", "2", "3"))], step, 1)
                 merged = target.spark.createDataFrame(rows("1", f"new-{step}"))
-                table.merge(merged, ["id"], 3 * step + 1)
-                table.delete("id = '2'", 3 * step + 2)
+                table.merge(merged, "t.id = s.id", step, 2)
+                table.delete("id = '2'", step)
                 target.finish(step)
                 if isinstance(place, Path):
                     check(flushed, place, before)

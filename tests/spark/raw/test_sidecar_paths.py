@@ -15,6 +15,7 @@ import pytest
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw import destination, sidecar_paths
+from sfpubsub.spark.raw.destination import check_sources, sidecar_directory
 from sfpubsub.spark.raw.ownership import check_destination, claim_table
 from sfpubsub.spark.raw.sources import Source
 from tests.spark.sample_events import TOPIC as TOPIC_NAME
@@ -41,8 +42,8 @@ def test_a_new_parquet_table_contains_no_sidecars(table: Path):
     link = table.parent / "elsewhere" / "link"
     link.parent.mkdir()
     link.symlink_to(table)
-    assert Destination.parse(link, "parquet").sidecar_directory == place
-    assert Destination.parse(table, "delta").sidecar_directory == table, (
+    assert sidecar_directory(Destination.parse(link, "parquet")) == place
+    assert sidecar_directory(Destination.parse(table, "delta")) == table, (
         "its readers use the log, so other files do not matter"
     )
 
@@ -107,7 +108,7 @@ def test_a_chosen_staging_directory_is_stored_in_the_table(table: Path, tmp_path
     other = tmp_path / "other"
     place = claim_table(table, TOPIC, other)
     assert place == other / ".orders.sfpubsub"
-    assert Destination.parse(table, "parquet").sidecar_directory == place
+    assert sidecar_directory(Destination.parse(table, "parquet")) == place
     assert claim_table(table, TOPIC) == place
     third = tmp_path / "third"
     with pytest.raises(ConfigurationError, match=f"are in {place}: omit --staging"):
@@ -115,7 +116,7 @@ def test_a_chosen_staging_directory_is_stored_in_the_table(table: Path, tmp_path
     third.mkdir()
     os.rename(place, third / place.name)
     assert claim_table(table, TOPIC, third) == third / place.name
-    assert Destination.parse(table, "parquet").sidecar_directory == third / place.name
+    assert sidecar_directory(Destination.parse(table, "parquet")) == third / place.name
 
 
 def test_two_tables_cannot_share_a_sidecar_directory(table: Path, tmp_path: Path):
@@ -142,7 +143,7 @@ def test_a_staging_directory_inside_the_table_is_rejected(table: Path):
     for inside in (table, table / ".staging"):
         place = Destination.parse(table, "parquet", inside)
         with pytest.raises(ConfigurationError, match="is inside the table"):
-            place.check(TOPIC)
+            check_sources(place, TOPIC)
 
 
 def test_a_staging_directory_on_another_file_system_is_rejected(table: Path, monkeypatch):
@@ -152,7 +153,7 @@ def test_a_staging_directory_on_another_file_system_is_rejected(table: Path, mon
     shared_memory = Path("/dev/shm")  # another file system on most machines
     if shared_memory.is_dir() and shared_memory.stat().st_dev != table.stat().st_dev:
         with pytest.raises(ConfigurationError, match=r"different file systems.*--staging"):
-            Destination.parse(table, "parquet", shared_memory / "x").check(TOPIC)
+            check_sources(Destination.parse(table, "parquet", shared_memory / "x"), TOPIC)
 
     def refuse(source, target):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
