@@ -109,7 +109,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark)
-        half = "tables" if item.path.parent.name in ("raw", "tables") else "ingest"
+        half = "tables" if item.path.parent.name in ("raw", "records", "tables") else "ingest"
         item.add_marker(pytest.mark.xdist_group(f"spark-{half}"))
 
 
