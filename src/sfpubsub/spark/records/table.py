@@ -251,12 +251,6 @@ class RecordTable:
             changes.append(partial(_added, history, new))
         _in_parts(history, step, changes)
 
-    def clear(self, step: int) -> None:
-        """Remove all rows of both tables, as part of a step."""
-        for table in (self._history, self.table):
-            if table is not None and table.exists():
-                table.delete("true", step)
-
     # Frames.
 
     def changes(self, rows: DataFrame, plan: Plan) -> DataFrame:
