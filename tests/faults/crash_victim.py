@@ -29,7 +29,7 @@ from typing import Any
 
 import sfpubsub.cli.main
 from sfpubsub.spark.ingest import writer
-from sfpubsub.spark.raw import parquet
+from sfpubsub.spark.raw import logged, parquet
 from sfpubsub.spark.runtime.process import Process
 from sfpubsub.spark.runtime.session import driver_of
 from sfpubsub.transports import wire
@@ -110,11 +110,9 @@ def complete_files(table: Path) -> set[Path]:
 
 def _table_of(table_format: str) -> tuple[type, str]:
     """Return the table class of a format, and the name of its method that writes files."""
-    if table_format == "delta":
-        return importlib.import_module("sfpubsub.spark.raw.delta").DeltaTable, "_write_rows"
-    if table_format == "iceberg":
-        return importlib.import_module("sfpubsub.spark.raw.iceberg").IcebergTable, "_write"
-    return parquet.ParquetTable, "_stage"
+    if table_format == "parquet":
+        return parquet.ParquetTable, "_stage"
+    return logged.LoggedTable, "_write"
 
 
 def install(moment: str, killer: Killer, delay: float, table_format: str) -> None:
@@ -128,12 +126,12 @@ def install(moment: str, killer: Killer, delay: float, table_format: str) -> Non
         if killer.is_due():
             killer.kill()
 
-    def after_delay(*_arguments: Any, empty: bool = False, **_options: Any) -> None:
-        if not empty and killer.is_due():
+    def after_delay(_self: Any, rows: Any, *_arguments: Any) -> None:
+        if rows is not None and killer.is_due():
             killer.kill_after(lambda: time.sleep(delay))
 
-    def once_a_file_is_complete(self: Any, *_arguments: Any, empty: bool) -> None:
-        if empty or not killer.is_due():
+    def once_a_file_is_complete(self: Any, rows: Any, *_arguments: Any) -> None:
+        if rows is None or not killer.is_due():
             return
         if self.place.local is None:  # in remote storage, complete files cannot be detected
             killer.kill_after(lambda: time.sleep(delay))
@@ -163,7 +161,7 @@ def install(moment: str, killer: Killer, delay: float, table_format: str) -> Non
                 now()
 
         _before(
-            importlib.import_module("sfpubsub.spark.formats.iceberg").Iceberg,
+            importlib.import_module("sfpubsub.spark.formats.iceberg").IcebergStore,
             "_publish",
             unless_empty,
         )

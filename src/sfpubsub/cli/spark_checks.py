@@ -62,11 +62,12 @@ def _java(spark: SparkSession) -> Iterator[Finding]:
 
 
 def _formats(spark: SparkSession) -> Iterator[Finding]:
+    from sfpubsub.spark.formats import TARGET_FORMATS
     from sfpubsub.spark.runtime.checks import check_session
     from sfpubsub.spark.runtime.runtimes import runtime_for
     from sfpubsub.spark.runtime.session import is_connect
 
-    for format_ in ("delta", "iceberg"):
+    for format_ in TARGET_FORMATS:
         try:
             check_session(spark, format_)
         except ConfigurationError as error:

@@ -6,7 +6,6 @@ import json
 import threading
 import uuid
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.spark.formats import Conflict, FormatError
 from sfpubsub.spark.formats.delta import DeltaStore, LocalDeltaStore
-from sfpubsub.spark.raw.frames import frame_of
-from sfpubsub.spark.runtime.runtimes import delta_settings
-from sfpubsub.spark.runtime.session import own_session
+from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.frames import spark_schema
+from sfpubsub.spark.formats.store import Notes, Sessions
 from tests.spark.conftest import TABLE_FORMAT
 
 pytestmark = pytest.mark.skipif(
@@ -34,8 +33,8 @@ def note(number: int) -> str:
     return json.dumps({"number": number, "attempt": uuid.uuid4().hex})
 
 
-def number_of(text: str) -> int | None:
-    return json.loads(text).get("number") if text.startswith("{") else None
+def number_of(text: str | None) -> int | None:
+    return json.loads(text).get("number") if text and text.startswith("{") else None
 
 
 @pytest.fixture
@@ -43,12 +42,10 @@ def open_store(spark: SparkSession, tmp_path: Path) -> Callable[[type[DeltaStore
     """Return a function that opens a table, each time in a session of its own."""
 
     def open_one(kind: type[DeltaStore]) -> DeltaStore:
-        session = own_session(spark, delta_settings(local=True))
-        frame = partial(frame_of, session)
-        path = str(tmp_path / "t")
-        store = kind(session, "app", number_of=number_of, frame=frame, path=path)
+        place = Destination.parse(tmp_path / "t", "delta")
+        store = kind(Sessions(spark, place), place, Notes("app", "number", number_of))
         if not store.exists():
-            session.sql(f"CREATE TABLE {store.in_sql} (n BIGINT, text STRING) USING delta")
+            store.create(spark_schema(ROWS.schema), {})
         return store
 
     return open_one
@@ -69,7 +66,7 @@ def test_a_number_is_accepted_once_and_seen_by_both(open_store, kind, other_kind
     assert (store.number(), other.number()) == (0, 0)
     first = note(3)
     assert store.append(ROWS, 3, first)
-    assert store.has(3, first)
+    assert store.told().note == first
     assert other.number() == 3
     assert not other.append(ROWS, 3, note(3))
     assert not other.append(ROWS, 2, note(2))
@@ -85,7 +82,7 @@ def test_a_number_is_accepted_once_and_seen_by_both(open_store, kind, other_kind
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [(DeltaStore, 4), (LocalDeltaStore, 200)])
-def test_one_of_two_writers_loses(open_store, kind, rounds):
+def test_one_of_two_writers_loses(spark, open_store, kind, rounds):
     """Of two commits with the same number at the same moment, one is made, and the other fails or
     says that it was not made; also if the table is compacted meanwhile.
     """
@@ -104,7 +101,7 @@ def test_one_of_two_writers_loses(open_store, kind, rounds):
         for writer in writers:
             writer.start()
         if number % 100 == 2:
-            open_store(kind)._spark.sql(f"OPTIMIZE {stores[0].in_sql}")
+            spark.sql(f"OPTIMIZE {stores[0].in_sql(spark)}")
         for writer in writers:
             writer.join(300)
         assert len(results) == 2 * number
@@ -120,7 +117,7 @@ def test_a_number_that_the_log_has_lost_is_unknown(open_store, spark, tmp_path):
     store = open_store(DeltaStore)
     assert store.append(ROWS, 7, note(7))
     for _ in range(2):
-        store._spark.sql(f"ALTER TABLE {store.in_sql} SET TBLPROPERTIES ('k' = 'v')")
+        store.set({"k": "v"})
     log = spark._jvm.org.apache.spark.sql.delta.DeltaLog
     log.forTable(spark._jsparkSession, str(tmp_path / "t")).checkpoint()
     *older, _ = sorted((tmp_path / "t" / "_delta_log").glob("*.json"))
@@ -148,7 +145,7 @@ def test_a_commit_that_another_program_replaced_is_noticed(open_store, tmp_path)
     assert count(store) == 0
 
 
-def test_a_table_that_forgets_numbers_is_left_to_spark(open_store):
+def test_a_table_that_forgets_numbers_is_left_to_spark(open_store, tmp_path):
     """delta-rs stores the time of a number, with which Spark decides when to forget it. A table
     for which that is switched on is written by Spark.
     """
@@ -156,14 +153,11 @@ def test_a_table_that_forgets_numbers_is_left_to_spark(open_store):
     assert store.append(ROWS, 1, note(1))
     (text,) = [
         line
-        for line in (Path(store._path) / "_delta_log" / f"{1:020d}.json").read_text().splitlines()
+        for line in (tmp_path / "t" / "_delta_log" / f"{1:020d}.json").read_text().splitlines()
         if '"txn"' in line
     ]
     assert json.loads(text)["txn"]["lastUpdated"] > 0
-    store._spark.sql(
-        f"ALTER TABLE {store.in_sql} SET TBLPROPERTIES "
-        "('delta.setTransactionRetentionDuration' = 'interval 30 days')"
-    )
+    store.set({"delta.setTransactionRetentionDuration": "interval 30 days"})
     assert store._kept() is None
     assert not store.append(ROWS, 1, note(1))
     assert store.append(ROWS, 2, note(2))

@@ -6,19 +6,23 @@ A compaction, an expiry or a change by a user is one of another program.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import WriteError
 from sfpubsub.spark import EventWriter
+from sfpubsub.spark.formats import Conflict
 from sfpubsub.spark.formats.destination import Destination
-from sfpubsub.spark.formats.iceberg import WAP_ID, Busy, History, Iceberg, in_directory
+from sfpubsub.spark.formats.frames import spark_schema
+from sfpubsub.spark.formats.iceberg import WAP_ID, IcebergStore, path_of
+from sfpubsub.spark.formats.store import Notes, Sessions
 from sfpubsub.spark.raw.batches import RawBatches
-from sfpubsub.spark.runtime.session import own_session
 from sfpubsub.spark.runtime.sql import quoted
 from sfpubsub.spark.tables import open_target
 from tests.spark.conftest import TABLE_FORMAT
@@ -38,47 +42,42 @@ class Killed(BaseException):
     """Ends a change as a kill would: nothing handles it."""
 
 
+ROWS = pa.schema([("id", pa.int64())])
+
+
+def number_of(note: str | None) -> int | None:
+    """Return the number in a note such as ``test.note 2b``."""
+    found = re.fullmatch(rf"{KEY} (\d+).*", note or "")
+    return None if found is None else int(found[1])
+
+
 class World:
     """One table, as this package and other programs see it."""
 
-    def __init__(self, spark: SparkSession, url: str) -> None:
-        self.spark = own_session(spark)
-        path = in_directory(self.spark, url)
+    def __init__(self, spark: SparkSession, path: Path) -> None:
+        place = Destination.parse(path, "iceberg")
+        sessions = Sessions(spark, place)
+        self.spark = sessions.plain
+        self.changing = sessions.changing
+        self.catalog, _ = path = path_of(self.spark, place)
         self.name = quoted(*path)
-        self.table = Iceberg(self.spark, path, KEY)
+        self.table = IcebergStore(sessions, place, Notes("test", KEY, number_of), lambda: None)
 
     def make(self) -> World:
-        self.table.create(self.spark.range(0), {})
+        self.table.create(spark_schema(ROWS), {})
         return self
 
-    def append(self, *ids: int, note: str, after: str | None = None) -> bool:
-        added = self.spark.createDataFrame([(each,) for each in ids], "id BIGINT")
-        return self.table.append(added, note, self.is_after(after))
+    def append(self, *ids: int, note: str) -> bool:
+        return self.table.append(pa.table({"id": ids}, ROWS), number_of(note), note)
 
-    def merge(self, *ids: int, note: str, after: str | None = None) -> bool:
+    def merge(self, *ids: int, note: str) -> bool:
         """Add rows, by a statement."""
-        values = ", ".join(f"({each})" for each in ids)
+        rows = self.changing.createDataFrame([(each,) for each in ids], "id BIGINT")
+        return self.table.merge(rows, "t.id = s.id", number_of(note), note)
 
-        def run() -> None:
-            self.spark.conf.set(WAP_ID, note)
-            try:
-                self.spark.sql(
-                    f"MERGE INTO {self.name} t USING (VALUES {values} AS s(id)) s ON t.id = s.id "
-                    f"WHEN NOT MATCHED THEN INSERT (id) VALUES (s.id)"
-                )
-            finally:
-                self.spark.conf.unset(WAP_ID)
-
-        return self.table.change(run, note, self.is_after(after))
-
-    def is_after(self, note: str | None) -> Callable[[History], bool]:
-        return lambda history: self.newest(history) == note
-
-    def newest(self, history: History | None = None) -> str | None:
+    def newest(self) -> str | None:
         """Return the newest note, as its readers find it."""
-        main = (history or self.table.history()).main()
-        found = next((each.note for each in main if each.note is not None), None)
-        return found or self.table.properties().get(KEY)
+        return self.table.told().note
 
     def ids(self) -> list[int]:
         return sorted(row["id"] for row in self.table.read().collect())
@@ -89,7 +88,9 @@ class World:
             self.spark.sql(f"INSERT INTO {self.name} VALUES ({each})")
 
     def call(self, procedure: str, more: str = "") -> None:
-        self.spark.sql(f"CALL sfpubsub.system.{procedure}(table => '{self.name}'{more})").collect()
+        self.spark.sql(
+            f"CALL {self.catalog}.system.{procedure}(table => '{self.name}'{more})"
+        ).collect()
 
     def expire(self) -> None:
         """Expire every snapshot but the newest of each branch."""
@@ -104,12 +105,12 @@ class World:
 
 @pytest.fixture
 def world(spark: SparkSession, tmp_path: Path) -> World:
-    return World(spark, f"file://{tmp_path}/a [1] #ü").make()
+    return World(spark, tmp_path / "a [1] #ü").make()
 
 
 def between(monkeypatch: pytest.MonkeyPatch, step: str, act: Callable[[], object]) -> None:
     """Do something once, before the next call of the method *step*."""
-    original, done = getattr(Iceberg, step), []
+    original, done = getattr(IcebergStore, step), []
 
     def call(self, *arguments):
         if not done:
@@ -117,14 +118,14 @@ def between(monkeypatch: pytest.MonkeyPatch, step: str, act: Callable[[], object
             act()
         return original(self, *arguments)
 
-    monkeypatch.setattr(Iceberg, step, call)
+    monkeypatch.setattr(IcebergStore, step, call)
 
 
 def test_properties_keep_words_that_spark_takes_for_secrets(spark: SparkSession, tmp_path: Path):
     """Spark hides values with words such as url or token; a field may have such a name."""
     text = json.dumps({"PhotoUrl": "url", "Token__c": "a secret password"})
-    world = World(spark, f"file://{tmp_path}/t")
-    world.table.create(world.spark.range(0), {"sfpubsub.facts": text})
+    world = World(spark, tmp_path / "t")
+    world.table.create(spark_schema(ROWS), {"sfpubsub.facts": text})
     assert world.table.properties()["sfpubsub.facts"] == text
     world.table.set({"sfpubsub.facts": f"{text} "})
     assert world.table.properties()["sfpubsub.facts"] == f"{text} "
@@ -150,13 +151,13 @@ def test_of_two_writers_one_loses(spark, tmp_path, world: World, monkeypatch, ch
     A statement that only adds rows is one of those that Iceberg would build on top of the other.
     """
     assert world.append(1, note="test.note 1")
-    other = World(spark, f"file://{tmp_path}/a [1] #ü")
-    second = {"note": "test.note 2b", "after": "test.note 1"}
+    other = World(spark, tmp_path / "a [1] #ü")
+    second = {"note": "test.note 2b"}
     between(monkeypatch, "_publish", lambda: other.append(3, **second))
     make = getattr(world, change)
-    assert not make(2, note="test.note 2a", after="test.note 1")
+    assert not make(2, note="test.note 2a")
     assert (world.ids(), world.newest()) == ([1, 3], "test.note 2b")
-    assert make(2, note="test.note 3", after="test.note 2b")
+    assert make(2, note="test.note 3")
     assert (world.ids(), world.newest()) == ([1, 2, 3], "test.note 3")
     assert world.table.history().left == []
 
@@ -168,7 +169,7 @@ def test_a_change_is_staged_again_after_one_by_another_program(
 ):
     """Neither the change nor that of the other program is lost."""
     world.append(1, note="test.note 1")
-    world.append(2, note="test.note 2", after="test.note 1")
+    world.append(2, note="test.note 2")
     acts = {
         "compaction": lambda: world.call(
             "rewrite_data_files", ", options => map('rewrite-all', 'true')"
@@ -177,7 +178,7 @@ def test_a_change_is_staged_again_after_one_by_another_program(
         "expiry": world.expire,
     }
     between(monkeypatch, "_publish", acts[by])
-    assert getattr(world, change)(3, note="test.note 3", after="test.note 2")
+    assert getattr(world, change)(3, note="test.note 3")
     assert world.ids() == [1, 2, 3, *([9] if by == "user" else [])]
     assert world.newest() == "test.note 3"
 
@@ -189,22 +190,22 @@ def test_what_a_killed_process_has_staged_is_never_published(
     """Its branch is dropped by the next change."""
     world.append(1, note="test.note 1")
     with killed_before(monkeypatch, "_publish"):
-        getattr(world, change)(2, note="test.note 2", after="test.note 1")
+        getattr(world, change)(2, note="test.note 2")
     assert (world.ids(), world.newest()) == ([1], "test.note 1")
-    assert world.append(3, note="test.note 2'", after="test.note 1")
+    assert world.append(3, note="test.note 2'")
     assert (world.ids(), world.newest()) == ([1, 3], "test.note 2'")
     assert world.table.history().left == []
 
 
 def test_a_change_whose_answer_was_lost_is_not_made_twice(world: World, monkeypatch):
     """If publishing raised an error after it had succeeded, the note in the table tells."""
-    publish = Iceberg._publish
+    publish = IcebergStore._publish
 
     def lose_the_answer(self, *arguments):
         publish(self, *arguments)
         raise OSError("the connection is gone")
 
-    monkeypatch.setattr(Iceberg, "_publish", lose_the_answer)
+    monkeypatch.setattr(IcebergStore, "_publish", lose_the_answer)
     assert world.append(1, note="test.note 1")
     assert world.ids() == [1]
     assert world.table.properties()[KEY] == "test.note 1"
@@ -217,8 +218,8 @@ def test_a_change_that_is_never_accepted_ends_with_the_cause(world: World, monke
     def refuse(self, *arguments):
         raise OSError("no")
 
-    monkeypatch.setattr(Iceberg, "_publish", refuse)
-    with pytest.raises(Busy) as caught:
+    monkeypatch.setattr(IcebergStore, "_publish", refuse)
+    with pytest.raises(Conflict) as caught:
         world.append(1, note="test.note 1")
     assert str(caught.value.__cause__) == "no"
     assert world.ids() == []
@@ -228,13 +229,13 @@ def test_a_note_that_was_not_copied_is_found(world: World, monkeypatch):
     """A process that was killed after publishing has made its change; the next one goes on."""
     world.append(1, note="test.note 1")
     with killed_before(monkeypatch, "_finish"):
-        world.append(2, note="test.note 2", after="test.note 1")
+        world.append(2, note="test.note 2")
     assert world.table.properties()[KEY] == "test.note 1"
     world.add(9)
     world.expire()
     assert (world.newest(), world.table.history().in_doubt) == ("test.note 2", [])
-    assert not world.append(2, note="test.note 2'", after="test.note 1")
-    assert world.append(3, note="test.note 3", after="test.note 2")
+    assert not world.append(2, note="test.note 2'")
+    assert world.append(3, note="test.note 3")
     world.bury()
     assert (world.newest(), world.ids()) == ("test.note 3", [1, 2, 3, 9])
 
@@ -245,8 +246,8 @@ def test_a_note_outlives_its_snapshot(world: World):
     world.bury()
     history = world.table.history()
     assert (len(history.snapshots), next(history.main()).note) == (1, None)
-    assert world.newest(history) == "test.note 1"
-    assert world.append(2, note="test.note 2", after="test.note 1")
+    assert world.newest() == "test.note 1"
+    assert world.append(2, note="test.note 2")
 
 
 @pytest.mark.parametrize("step", ["_publish", "_finish"])
@@ -263,8 +264,8 @@ def test_a_step_of_which_nothing_is_left_is_not_guessed(
         with killed_before(monkeypatch, step):
             table.append([parquet_of(rows(1))], 2)
         assert table.step() == (2 if step == "_finish" else 1)
-        World(spark, f"file://{tmp_path}/T").bury()
-        with pytest.raises(WriteError, match="has step 1 and perhaps a later one"):
+        World(spark, tmp_path / "T").bury()
+        with pytest.raises(WriteError, match="was perhaps changed once more"):
             table.step()
 
 
@@ -279,7 +280,7 @@ def test_the_rows_tell_a_raw_table_where_to_go_on(
         writer.write(batch_of(range(2)))
         with killed_before(monkeypatch, step):
             writer.write(batch_of(range(2, 4)))
-    World(spark, f"file://{place}").bury()
+    World(spark, place).bury()
     with EventWriter(spark, place, **options) as writer:
         assert writer.position == replay_id(3 if step == "_finish" else 1)
         result = writer.write(batch_of(range(5)))
@@ -293,11 +294,11 @@ def test_a_rollback_during_a_write_is_reported(world: World, monkeypatch):
     """Publishing undoes a rollback at the same moment; the error says so."""
     world.append(1, note="test.note 1")
     first = world.table.history().tip
-    world.append(2, note="test.note 2", after="test.note 1")
+    world.append(2, note="test.note 2")
     roll_back = f", snapshot_id => {first}"
     between(monkeypatch, "_publish", lambda: world.call("rollback_to_snapshot", roll_back))
     with pytest.raises(WriteError, match="roll it back again"):
-        world.append(3, note="test.note 3", after="test.note 2")
+        world.append(3, note="test.note 3")
 
 
 def test_a_deletion_of_whole_files_is_staged_like_any_change(

@@ -170,8 +170,10 @@ class World:
     def _read(self, name: str) -> DataFrame:
         # In a new session, because a session's Iceberg catalog caches tables.
         read = self.spark.newSession().read
-        place = self.place.of(name)
-        return read.table(place) if self.place.in_catalog else read.format(self.format).load(place)
+        place = self.place.table(name)
+        if place.in_catalog:
+            return read.table(place.in_sql)
+        return read.format(self.format).load(place.url)
 
     def create(self, count: int, **values: Any) -> list[str]:
         """Create *count* accounts, and return their ids."""

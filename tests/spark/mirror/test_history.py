@@ -77,7 +77,10 @@ def test_a_history_has_what_events_and_reads_say(world: World, deletes: str):
         assert old["valid_to"] == new["valid_from"]
     (row,) = versions(world, two)
     assert (row["Phone"], row["valid_to"], row["from_read"]) == ("1", None, True)
-    assert flaws_of_history(world.spark.newSession(), TABLE_FORMAT)(world.place.of("Account")) == []
+    assert (
+        flaws_of_history(world.spark.newSession(), TABLE_FORMAT)(world.place.table("Account").url)
+        == []
+    )
 
 
 def test_a_history_begins_with_its_mirror(spark: SparkSession, tmp_path: Path):

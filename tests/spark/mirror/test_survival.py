@@ -15,13 +15,12 @@ from sfpubsub.emulator.faults import Fault
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.errors import ConfigurationError, OtherOrgError
-from sfpubsub.spark.formats.target import LAST
+from sfpubsub.spark.formats.target import LAST, TargetTable
 from sfpubsub.spark.mirror.notes import Merge
 from sfpubsub.spark.mirror.tables import MirrorTables
 from sfpubsub.spark.mirror.verifying import Verification
 from sfpubsub.spark.records.reads import AsOf, Read
 from sfpubsub.spark.tables import open_target
-from sfpubsub.spark.tables.logged_target import LoggedTargetTable
 from tests.conftest import until
 from tests.rest.support import reader_of
 from tests.spark.conftest import TABLE_FORMAT
@@ -124,7 +123,7 @@ def test_a_table_whose_log_no_longer_tells_its_steps_is_not_empty(
     world.create(3)
     with world.mirror() as mirror:
         world.settle(mirror)
-    monkeypatch.setattr(LoggedTargetTable, "newest", lambda self: (0, LAST))
+    monkeypatch.setattr(TargetTable, "newest", lambda self: (0, LAST))
     read = Read(AsOf(10, 10), None, None)
     note = Merge("Account", "object", 1, 1, read, None, is_last=False, applied_seq=0, at=0.0)
     with open_target(world.spark, world.to, TABLE_FORMAT) as target:

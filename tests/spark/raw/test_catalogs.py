@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark import EventWriter, read_sidecar
 from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.frames import column_definitions, spark_schema
+from sfpubsub.spark.formats.iceberg import check_catalog
 from sfpubsub.spark.raw.batches import RawBatches
-from sfpubsub.spark.raw.frames import column_definitions
-from sfpubsub.spark.raw.iceberg import check_catalog
 from sfpubsub.spark.raw.layout import LAYOUT, STORED
 from sfpubsub.spark.raw.schema import COMMENTS
 from tests.spark.conftest import TABLE_FORMAT
@@ -126,7 +126,7 @@ def test_an_existing_empty_delta_table_is_used(spark: SparkSession, schema: str)
     The owner's own columns stay null, even one added between writes.
     """
     table = f"{schema}.orders"
-    columns = column_definitions(STORED)
+    columns = column_definitions(spark_schema(STORED))
     spark.sql(f"CREATE TABLE {table} (note STRING, {columns}) USING delta CLUSTER BY (ingest_date)")
     with open_writer(spark, table) as writer:
         writer.write(batch_of(range(2)))
@@ -147,7 +147,7 @@ def test_an_existing_empty_iceberg_table_is_used(spark: SparkSession):
     A table without the required columns is rejected.
     """
     spark.sql("CREATE NAMESPACE IF NOT EXISTS shop.made")
-    columns = column_definitions(STORED)
+    columns = column_definitions(spark_schema(STORED))
     spark.sql(f"CREATE TABLE shop.made.orders (note STRING, {columns}) USING iceberg")
     options = {"format": "iceberg", "topic": TOPIC, "clock": lambda: NOW}
     with EventWriter(spark, "shop.made.orders", **options) as writer:
@@ -182,7 +182,7 @@ def test_an_existing_table_with_other_columns_is_rejected(
     The error names the column.
     """
     table = f"{schema}.orders"
-    columns = column_definitions(STORED).replace(*change)
+    columns = column_definitions(spark_schema(STORED)).replace(*change)
     spark.sql(f"CREATE TABLE {table} ({columns}) USING delta")
     with pytest.raises(ConfigurationError, match=reason):
         open_writer(spark, table)
@@ -193,7 +193,7 @@ def test_an_existing_table_with_other_columns_is_rejected(
 def test_a_table_with_rows_from_another_writer_is_rejected(spark: SparkSession, schema: str):
     """A table containing rows that sfpubsub did not write is rejected, even if its columns fit."""
     table = f"{schema}.orders"
-    spark.sql(f"CREATE TABLE {table} ({column_definitions(STORED)}) USING delta")
+    spark.sql(f"CREATE TABLE {table} ({column_definitions(spark_schema(STORED))}) USING delta")
     spark.sql(f"INSERT INTO {table} (event_id) VALUES ('x')")
     with pytest.raises(ConfigurationError, match="has rows that sfpubsub did not write"):
         open_writer(spark, table)

@@ -118,6 +118,25 @@ def test_a_restored_table_resumes_from_its_rows(spark, open_writer, table):
     assert ids_of(table, "delta") == events(6)
 
 
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_restore_while_a_writer_is_open_is_noticed(spark, lake, tmp_path, is_local):
+    """The next write fails, and the one after it resumes from the rows: no event is lost, and none
+    is stored twice.
+    """
+    table = lake / tmp_path.name
+    place = table if is_local else f"viewfs://lake/tables/{tmp_path.name}"
+    with EventWriter(spark, place, format="delta", topic=TOPIC, clock=lambda: NOW) as writer:
+        writer.write(batch_of(range(2)))
+        version = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()[0]["version"]
+        writer.write(batch_of(range(2, 5)))
+        spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF {version}")
+        with pytest.raises(WriteError, match="restored to an earlier version"):
+            writer.write(batch_of([5]))
+        result = writer.write(batch_of(range(7)))
+        assert (result.rows, result.duplicates, result.first_seq) == (5, 2, 5)
+    assert ids_of(table, "delta") == events(7)
+
+
 def test_a_restore_records_one_gap_for_a_managed_subscription(spark, open_writer, table):
     """The service does not redeliver the removed events, so a gap is recorded.
 
@@ -197,14 +216,14 @@ def test_a_commit_by_another_writer_in_between_is_detected(spark, lake, tmp_path
     older = EventWriter(spark, url, format="delta", topic=TOPIC, clock=lambda: NOW)
     older.write(batch_of([0]))
     newer: list[EventWriter] = []
-    save = DeltaStore.save
+    save = DeltaStore._save
 
     def overtaken(*arguments, **options):
         monkeypatch.undo()
         newer.append(EventWriter(spark, url, format="delta", topic=TOPIC, clock=lambda: NOW))
         save(*arguments, **options)
 
-    monkeypatch.setattr(DeltaStore, "save", overtaken)
+    monkeypatch.setattr(DeltaStore, "_save", overtaken)
     with pytest.raises(WriteError, match="taken over by another writer"):
         older.write(batch_of([1]))
     assert newer[0].write(batch_of(range(2))).rows == 1

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark import EventWriter
-from sfpubsub.spark.formats.iceberg import Iceberg
+from sfpubsub.spark.formats.iceberg import IcebergStore
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import ids_of
 from tests.spark.sample_events import NOW, TOPIC, batch_of, replay_id
@@ -83,7 +83,7 @@ def test_a_compaction_during_a_write_is_not_undone(spark, open_writer, table, mo
     writer = open_writer()
     writer.write(batch_of(range(2)))
     writer.write(batch_of(range(4)))
-    publish = Iceberg._publish
+    publish = IcebergStore._publish
     compacted: list[bool] = []
 
     def publish_late(self, *arguments):
@@ -92,7 +92,7 @@ def test_a_compaction_during_a_write_is_not_undone(spark, open_writer, table, mo
             compact(spark, table)
         return publish(self, *arguments)
 
-    monkeypatch.setattr(Iceberg, "_publish", publish_late)
+    monkeypatch.setattr(IcebergStore, "_publish", publish_late)
     assert writer.write(batch_of(range(6))).rows == 2
     assert ids_of(table, "iceberg") == events(6)
     snapshots = spark.read.format("iceberg").load(f"{table}#snapshots").collect()
@@ -118,6 +118,20 @@ def test_a_rolled_back_table_resumes_from_its_snapshot(spark, open_writer, table
     assert ids_of(table, "iceberg") == events(6)
 
 
+def test_a_rollback_while_a_writer_is_open_is_noticed(spark, open_writer, table):
+    """The next write fails, and the one after it resumes from the rows."""
+    writer = open_writer()
+    writer.write(batch_of(range(2)))
+    snapshot = loaded(spark, table).currentSnapshot().snapshotId()
+    writer.write(batch_of(range(2, 5)))
+    loaded(spark, table).manageSnapshots().rollbackTo(snapshot).commit()
+    with pytest.raises(WriteError, match="restored to an earlier version"):
+        writer.write(batch_of([5]))
+    result = writer.write(batch_of(range(7)))
+    assert (result.rows, result.duplicates, result.first_seq) == (5, 2, 5)
+    assert ids_of(table, "iceberg") == events(7)
+
+
 def test_a_writer_replaced_between_staging_and_publishing_fails(spark, tmp_path, monkeypatch):
     """The older writer fails, and the rows that it has already staged do not become
     part of the table.
@@ -126,7 +140,7 @@ def test_a_writer_replaced_between_staging_and_publishing_fails(spark, tmp_path,
     options = {"format": "iceberg", "topic": TOPIC, "clock": lambda: NOW}
     older = EventWriter(spark, url, **options)
     older.write(batch_of(range(2)))
-    publish = Iceberg._publish
+    publish = IcebergStore._publish
     newer: list[EventWriter] = []
 
     def publish_late(self, *arguments):
@@ -136,7 +150,7 @@ def test_a_writer_replaced_between_staging_and_publishing_fails(spark, tmp_path,
             newer[0].write(batch_of(range(1, 3)))
         return publish(self, *arguments)
 
-    monkeypatch.setattr(Iceberg, "_publish", publish_late)
+    monkeypatch.setattr(IcebergStore, "_publish", publish_late)
     with pytest.raises(WriteError, match="taken over by another writer"):
         older.write(batch_of([2, 3]))
     assert newer[0].write(batch_of(range(4))).rows == 1

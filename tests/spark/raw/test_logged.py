@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
 from sfpubsub.spark import EventWriter
+from sfpubsub.spark.formats import store
 from sfpubsub.spark.ingest.dedupe import KEPT
 from sfpubsub.spark.raw import logged
 from sfpubsub.spark.raw.layout import STORED
@@ -216,8 +217,8 @@ def test_a_batch_whose_commit_succeeded_unseen_is_not_written_again(
     writer = open_writer()
     write = LoggedTable._commit
 
-    def commit_and_fail(self, rows, state):
-        write(self, rows, state)
+    def commit_and_fail(self, *arguments, **options):
+        write(self, *arguments, **options)
         raise OSError("the connection is gone")
 
     with monkeypatch.context() as broken:
@@ -253,7 +254,7 @@ def test_a_writer_replaced_during_its_write_fails(spark, clock, tmp_path, monkey
     older = EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock)
     older.write(batch_of(range(2)))
     newer: list[EventWriter] = []
-    make = logged.frame_of
+    make = store.frame_of
 
     def overtake(*arguments, **options):
         if not newer:
@@ -261,7 +262,7 @@ def test_a_writer_replaced_during_its_write_fails(spark, clock, tmp_path, monkey
             newer[0] = EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock)
         return make(*arguments, **options)
 
-    monkeypatch.setattr(logged, "frame_of", overtake)
+    monkeypatch.setattr(store, "frame_of", overtake)
     with pytest.raises(WriteError, match="taken over by another writer"):
         older.write(batch_of([2]))
     assert newer[0].write(batch_of(range(3))).rows == 1
@@ -279,11 +280,11 @@ def test_only_the_last_of_two_writers_opened_at_once_can_write(spark, clock, tmp
     commit = LoggedTable._commit
     between: list[EventWriter] = []
 
-    def commit_late(self, rows, state):
+    def commit_late(self, *arguments, **options):
         if not between:
             between.append(None)
             between[0] = EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock)
-        commit(self, rows, state)
+        commit(self, *arguments, **options)
 
     monkeypatch.setattr(LoggedTable, "_commit", commit_late)
     last = EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock)
@@ -298,7 +299,7 @@ def test_opening_a_table_fails_if_every_commit_conflicts(open_writer, monkeypatc
     error says why.
     """
 
-    def refuse(self, rows, state):
+    def refuse(self, *arguments, **options):
         raise Conflict("again")
 
     monkeypatch.setattr(LoggedTable, "_commit", refuse)

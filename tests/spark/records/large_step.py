@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 
 from sfpubsub.avro.columns import columns_of
 from sfpubsub.avro.typed_rows import Plan
+from sfpubsub.spark.formats.frames import spark_schema
 from sfpubsub.spark.formats.target import Target
-from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.records.follower import RecordTables
 from sfpubsub.spark.records.queue import RereadQueue
 from sfpubsub.spark.records.step import StepPlan

@@ -23,8 +23,8 @@ from sfpubsub.emulator.org.records.fields import SObject
 from sfpubsub.emulator.org.records.schemas import change_schema
 from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.rest import FieldDescription, ObjectDescription
+from sfpubsub.spark.formats.frames import spark_schema
 from sfpubsub.spark.mirror.values import rounded
-from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.records.columns import Columns
 from sfpubsub.spark.records.fold import Change, Fold, Record
 from sfpubsub.spark.runtime.arrow import frame_of_rows

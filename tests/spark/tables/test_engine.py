@@ -18,6 +18,7 @@ import pytest
 from sfpubsub.cli.main import run
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark import EventWriter
+from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.ownership import claim_table
 from sfpubsub.spark.raw.schema import SCHEMA
@@ -27,7 +28,6 @@ from sfpubsub.spark.tables import engine as engine_module
 from sfpubsub.spark.tables import planning, steps
 from sfpubsub.spark.tables.decode import Decoded
 from sfpubsub.spark.tables.engine import EventTables, StepReport
-from sfpubsub.spark.tables.logged_target import LoggedTarget
 from sfpubsub.spark.tables.steps import StepTable
 from sfpubsub.stores.schema_store import schema_file_name
 from tests.avro.schemas import schema_text
@@ -595,13 +595,13 @@ def test_a_signal_ends_the_command_after_the_current_step(
     raw.write((ORDER, 4, 1))
     raw.write((ORDER, 4, 0))
     monkeypatch.setattr(planning, "BATCHES_AT_ONCE", 1)
-    real = LoggedTarget.finish
+    real = Target.finish
 
     def interrupted(target, step):
         os.kill(os.getpid(), number)
         real(target, step)
 
-    monkeypatch.setattr(LoggedTarget, "finish", interrupted)
+    monkeypatch.setattr(Target, "finish", interrupted)
     assert command("--follow") == code
     assert json.loads(capsys.readouterr().out)["batches"] == 1
     monkeypatch.undo()

@@ -16,9 +16,9 @@ from py4j.clientserver import ClientServerConnection
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.formats.delta import APPLICATION_SETTING, NUMBER_SETTING, LocalDeltaStore
 from sfpubsub.spark.formats.destination import Destination
-from sfpubsub.spark.formats.target import LAST, parquet_of
+from sfpubsub.spark.formats.store import name_in_sql
+from sfpubsub.spark.formats.target import LAST, TargetTable, parquet_of
 from sfpubsub.spark.tables import open_target
-from sfpubsub.spark.tables.delta_target import APPLICATION
 from tests.spark.conftest import TABLE_FORMAT, jobs_begun
 
 COLUMNS = pa.schema(
@@ -57,10 +57,6 @@ def rows(*seqs: int, columns: pa.Schema = COLUMNS, **more: object) -> pa.Table:
         for seq in seqs
     ]
     return pa.Table.from_pylist(found, columns)
-
-
-def _in_sql(table) -> str:
-    return table._store.in_sql if TABLE_FORMAT == "delta" else table._in_sql
 
 
 def seqs(table) -> list[int]:
@@ -222,7 +218,8 @@ def test_a_table_created_by_another_tool_is_not_used(spark, target):
     """A table without our properties is neither listed nor written to; a target in use cannot be
     opened again."""
     table = target.table("Mine")
-    target.spark.sql(f"CREATE TABLE {_in_sql(table)} (x INT) USING {TABLE_FORMAT}")
+    name = name_in_sql(target.spark, table.place)
+    target.spark.sql(f"CREATE TABLE {name} (x INT) USING {TABLE_FORMAT}")
     assert target.names() == []
     with pytest.raises(ConfigurationError, match="did not create"):
         table.make(COLUMNS)
@@ -236,7 +233,7 @@ def test_a_change_by_another_process_is_detected(spark, tmp_path):
     Each write checks this, because only local paths have a lease that keeps other writers out.
     """
     with open_target(spark, tmp_path, TABLE_FORMAT) as target:
-        first, second = (target._open("T") for _ in range(2))
+        first, second = (TargetTable(target, "T") for _ in range(2))
         first.make(COLUMNS)
         assert second.step() == 0
         first.append([parquet_of(rows(0))], 1)
@@ -262,7 +259,7 @@ def test_the_destination_of_a_target_is_parsed(text, format_, catalog, local):
     """A path with a slash is a directory or URL; a name with a dot is a schema in a catalog."""
     place = Destination.of_tables(text, format_)
     assert (place.in_catalog, place.local is not None) == (catalog, local)
-    assert not place.of("T").endswith("//T")
+    assert not place.table("T").address.endswith("//T")
 
 
 def test_derived_tables_have_no_parquet_format():
@@ -294,7 +291,7 @@ def test_a_step_that_another_writer_commits_first_is_rejected(fast_target, monke
     """If another writer commits after the step number was checked, the append fails and the rows
     exist only once.
     """
-    table, other = fast_target.table("Order_Event__e"), fast_target._open("Order_Event__e")
+    table, other = fast_target.table("Order_Event__e"), TargetTable(fast_target, "Order_Event__e")
     table.make(COLUMNS)
     number_in = LocalDeltaStore._number_in
 
@@ -356,12 +353,13 @@ def test_features_that_an_administrator_switched_on_are_kept(fast_target, change
     table = fast_target.table("Order_Event__e")
     table.make(COLUMNS)
     assert table.append([parquet_of(rows(0))], 1)
-    fast_target.spark.sql(f"ALTER TABLE {table._store.in_sql} {change}")
+    name = name_in_sql(fast_target.spark, table.place)
+    fast_target.spark.sql(f"ALTER TABLE {name} {change}")
     assert table.append([parquet_of(rows(1))], 2)
     assert not table.append([parquet_of(rows(1))], 2)
     assert (table._store._kept() is not None) == is_kept
     assert (table.step(), seqs(table)) == (2, [0, 1])
-    assert fast_target._open("Order_Event__e").step() == 2
+    assert TargetTable(fast_target, "Order_Event__e").step() == 2
     if is_kept:
         with pytest.raises(WriteError, match="was not written"):
             table.append([parquet_of(rows(-1))], 3)
@@ -380,7 +378,7 @@ def test_the_first_step_into_a_new_table_runs_no_job(fast_target):
     table.append([parquet_of(rows(0))], 1)
     assert table.step() == 1
     assert jobs_begun(fast_target.spark) == before
-    assert (fast_target._open("Order_Event__e").step(), seqs(table)) == (1, [0])
+    assert (TargetTable(fast_target, "Order_Event__e").step(), seqs(table)) == (1, [0])
 
 
 def test_the_step_number_of_one_table_is_not_used_for_another(target):
@@ -393,10 +391,10 @@ def test_the_step_number_of_one_table_is_not_used_for_another(target):
     table = target.table("Order_Event__e")
     table.make(COLUMNS)
     widening = threading.Thread(target=table.make, args=(WIDER,), daemon=True)
-    with target.settings({APPLICATION_SETTING: APPLICATION, NUMBER_SETTING: "9"}):
+    number = {APPLICATION_SETTING: "sfpubsub:tables", NUMBER_SETTING: "9"}
+    with target.sessions.settings(number):
         widening.start()
-        widening.join(2.0)  # it waits now; without the lock it would have finished
-    widening.join(120.0)
+        widening.join(300.0)
     assert "Amount__c" in table.columns()
     assert table.append([parquet_of(rows(1, columns=WIDER, Amount__c=1.0))], 1)
     assert (table.step(), seqs(table)) == (1, [1])

@@ -15,29 +15,28 @@ class Format:
     """A format in which tables are stored."""
 
     name: str
-    log: str | None
+    log: str | None = None
     """Name of the directory with the log of a local table; None if the format has no log."""
-
-    @property
-    def has_log(self) -> bool:
-        """Whether the format has a log. Only then can rows be replaced, as in derived tables."""
-        return self.log is not None
+    every: str | None = None
+    """Pattern of the names of files that are in the log of every table, and that Spark lists."""
 
 
-# All formats. Those with a log each have a module in this package, in raw/ and in tables/.
+# All formats. Each one with a log has a module with its name in this package. Its function
+# `store_of` returns a `TableStore`, and `path_of` the name of a table in SQL. Only such a format
+# can replace rows, as derived tables must.
 FORMATS = {
     found.name: found
     for found in (
-        Format("parquet", None),
-        Format("delta", "_delta_log"),
-        Format("iceberg", "metadata"),
+        Format("parquet"),
+        Format("delta", "_delta_log", "*.json"),
+        Format("iceberg", "metadata", "version-hint.text"),
     )
 }
 
 RAW_FORMATS = tuple(FORMATS)
 """Formats of raw tables."""
 
-TARGET_FORMATS = tuple(name for name, found in FORMATS.items() if found.has_log)
+TARGET_FORMATS = tuple(name for name, found in FORMATS.items() if found.log)
 """Formats of derived tables: those whose rows can be replaced."""
 
 LOGS = {name: found.log for name, found in FORMATS.items() if found.log is not None}

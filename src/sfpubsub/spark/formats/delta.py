@@ -20,8 +20,10 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -31,6 +33,10 @@ from pyspark.sql.types import StructType
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats import Conflict, FormatError
+from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.frames import column_definitions
+from sfpubsub.spark.formats.store import UNORDERED, Notes, Sessions, TableStore, Told
+from sfpubsub.spark.runtime.arrow import frame_of_rows
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.runtime.sql import pairs_in_sql, quoted
 
@@ -63,8 +69,23 @@ _PLAIN = re.compile(r"[\w./-]+", re.ASCII)
 
 _SWITCH = "SFPUBSUB_DELTALAKE"
 
-# Columns whose values have no meaningful order, so files have no minimum and maximum of them.
-_UNORDERED = ("replay_id", "dedupe_key")
+# Columns, mostly of times, whose minimum and maximum in each file are stored, so that readers can
+# skip files. By default, Delta stores them for the first 32 columns, which include replay ids.
+_BOUNDED = (
+    "record_id",
+    "step",
+    "event_time",
+    "received_at",
+    "ingest_seq",
+    "commit_timestamp",
+    "batch",
+    "_piece",
+)
+
+# Commits between checkpoints of the log, each of which costs Spark six jobs. Delta's default of 10
+# is too frequent for tables with a small commit every few seconds. A new reader reads at most this
+# many small log files.
+_CHECKPOINT_COMMITS = 50
 
 
 class Commit(NamedTuple):
@@ -75,82 +96,56 @@ class Commit(NamedTuple):
     note: str | None
 
 
-class DeltaStore:
-    """One Delta table, by means of Spark. Not thread-safe; different tables may be used at once.
+class DeltaStore(TableStore):
+    """A Delta table, by means of Spark. See `TableStore`."""
 
-    Args:
-        spark: A session of ours, because writing changes its settings.
-        application: Application id of our numbers.
-        number_of: Returns the number in a note; None if the note is not ours.
-        frame: Yields rows as a DataFrame of the session.
-        table: Quoted name of the table in a catalog; None for a table at a path.
-        path: Path or URL of the table; None for a table in a catalog.
-    """
+    @property
+    def _path(self) -> str:
+        """Path or URL of a table that is not in a catalog."""
+        return path_of(self._spark, self._place)[1]
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        application: str,
-        *,
-        number_of: Callable[[str], int | None],
-        frame: Callable[[pa.Table], AbstractContextManager[DataFrame]],
-        table: str | None = None,
-        path: str | None = None,
-    ) -> None:
-        self._spark = spark
-        self._application = application
-        self._number_of = number_of
-        self._frame = frame
-        self._table = table
-        self._path = path
-        self.in_sql = table or quoted("delta", path or "")
-        """The table's name in SQL."""
+    @property
+    def _spark(self) -> SparkSession:
+        return self._sessions.plain
+
+    @property
+    def _name(self) -> str:
+        return self.in_sql(self._spark)
 
     def exists(self) -> bool:
-        """Return whether the table exists.
-
-        Raises:
-            ConfigurationError: The catalog's table has another format.
-        """
-        if self._table is not None and not self._spark.catalog.tableExists(self._table):
+        """See `TableStore`."""
+        in_catalog = self._place.in_catalog
+        if in_catalog and not self._spark.catalog.tableExists(self._name):
             return False
         try:
             found = self._detail()
         except AnalysisException as error:
-            if self._table is None and "DELTA_MISSING_DELTA_TABLE" in str(error):
+            if not in_catalog and "DELTA_MISSING_DELTA_TABLE" in str(error):
                 return False
             raise ConfigurationError(
-                f"{self.in_sql} is not a table of format delta: {first_line(error)}"
+                f"{self._name} is not a table of format delta: {first_line(error)}"
             ) from error
         if found["format"] != "delta":
             raise ConfigurationError(
-                f"{self.in_sql} is a table of format {found['format']}: choose another "
+                f"{self._name} is a table of format {found['format']}: choose another "
                 f"destination, or write in the table's format"
             )
         return True
 
     def identity(self) -> str:
-        """Return the id that Delta gave to the table; moving the table keeps it."""
+        """See `TableStore`. It is the id that Delta gave to the table."""
         return str(self._detail()["id"])
 
     def properties(self) -> dict[str, str]:
-        """Return the table's properties."""
+        """See `TableStore`."""
         return dict(self._detail()["properties"])
 
-    def columns(self) -> StructType:
-        """Return the table's columns."""
-        return self.read().schema
-
     def version(self) -> str:
-        """Return the number of the newest commit of any writer."""
+        """See `TableStore`. It is the number of the newest commit."""
         return str(self._history(1)[0].version)
 
     def is_restored_since(self, version: str) -> bool:
-        """Return whether the table was restored to any earlier version after *version*.
-
-        A restore in a part of the log that has been deleted (after 30 days,
-        ``delta.logRetentionDuration``) is not noticed.
-        """
+        """See `TableStore`. The log is deleted after 30 days (``delta.logRetentionDuration``)."""
         newer = takewhile(lambda each: each.version > int(version), self.commits())
         return any(each.operation == "RESTORE" for each in newer)
 
@@ -168,128 +163,149 @@ class DeltaStore:
             count *= _MORE
 
     def number(self) -> int | None:
-        """Return the number of our newest commit; 0 if there is none, None if it is unknown.
+        """See `TableStore`."""
+        return self.told().number
 
-        It is unknown if the log, from which Delta removes commits after 30 days, has none of ours
-        left.
-        """
-        version = 0
+    def told(self) -> Told:
+        """See `TableStore`."""
+        is_restored, version = False, 0
         for commit in self.commits():
-            found = None if commit.note is None else self._number_of(commit.note)
+            found = self._notes.number_of(commit.note)
             if found is not None:
-                return found
+                return Told(commit.note, found, is_restored)
+            is_restored = is_restored or commit.operation == "RESTORE"
             version = commit.version
-        return 0 if version == 0 else None
+        return Told(None, 0 if version == 0 else None)
 
-    def has(self, number: int, note: str) -> bool:
+    def _has(self, number: int, note: str) -> bool:
         """Return whether the commit with this number and note is in the table's log."""
         for commit in self.commits():
             if commit.note == note:
                 return True
-            found = None if commit.note is None else self._number_of(commit.note)
-            if found is not None and found <= number:
+            if (self._notes.number_of(commit.note) or number + 1) <= number:
                 return False
         return False
 
-    def append(self, rows: pa.Table | None, number: int, note: str) -> bool:
-        """Commit rows once. Columns that *rows* lacks are null.
-
-        Args:
-            rows: Rows whose columns match the table's by name and type; None for a commit without
-                rows.
-            number: Number of the commit.
-            note: Text with the number; unique to this attempt.
-
-        Returns:
-            Whether this call committed; False if the table already has the number or a higher one.
-
-        Raises:
-            Conflict: Another commit of ours came in between.
-        """
+    def append(
+        self, rows: pa.Table | None, number: int, note: str, *, after: int | None = None
+    ) -> bool:
+        """See `TableStore`."""
+        if after is not None and self.told().is_restored:
+            return False
         if rows is None:
-            self.save(self.read().limit(0), number, note)
+            self._save(self._numbered(self.read().limit(0), number, note))
         else:
             with self._frame(rows) as frame:
-                self.save(frame, number, note)
-        return self.has(number, note)
+                self._save(self._numbered(frame, number, note))
+        return self._has(number, note)
 
-    def save(
-        self,
-        rows: DataFrame,
-        number: int,
-        note: str,
-        *,
-        partition: str | None = None,
-        properties: Mapping[str, str] | None = None,
-    ) -> None:
-        """Commit the rows of a DataFrame, unless the table already has the number or a higher one.
+    def insert(self, rows: DataFrame, number: int, note: str) -> bool:
+        """See `TableStore`."""
+        self._save(self._numbered(rows, number, note))
+        return self._is_made(number, note)
 
-        At a path, this creates the table if it does not exist.
+    def delete(self, condition: str, number: int, note: str) -> bool:
+        """See `TableStore`."""
+        return self._change(f"DELETE FROM {self._name} WHERE {condition}", number, note)  # noqa: S608
 
-        Args:
-            rows: The rows. Without any, Spark may commit nothing.
-            number: Number of the commit.
-            note: Text with the number; unique to this attempt.
-            partition: Column by which a new table is partitioned.
-            properties: Properties of a new table, whose names begin with ``delta.``.
-
-        Raises:
-            Conflict: Another commit of ours came in between.
-        """
-        numbered = {
-            "userMetadata": note,
-            "txnAppId": self._application,
-            "txnVersion": str(number),
-        }
-        writer = rows.write.format("delta").mode("append").options(**numbered, **(properties or {}))
-        if partition is not None:
-            writer = writer.partitionBy(partition)
-        try:
-            self._save(writer)
-        except SPARK_ERRORS as error:
-            if "[DELTA_CONCURRENT_" in str(error):
-                raise Conflict(first_line(error)) from error
-            raise
-
-    def set(self, properties: Mapping[str, str]) -> None:
-        """Set properties of the table."""
-        self._spark.sql(f"ALTER TABLE {self.in_sql} SET TBLPROPERTIES ({pairs_in_sql(properties)})")
-
-    def widen(self, nothing: DataFrame) -> None:
-        """Add the columns and nested fields of an empty DataFrame that the table lacks."""
-        self._save(nothing.write.format("delta").mode("append").option("mergeSchema", "true"))
-
-    def read(self) -> DataFrame:
-        """Return the table's current rows."""
-        reader = self._spark.read.format("delta")
-        return reader.load(self._path) if self._table is None else reader.table(self._table)
-
-    def settings(self, number: int, note: str) -> Mapping[str, str]:
-        """Return the session settings with which a statement has a number and a note."""
-        return {
-            APPLICATION_SETTING: self._application,
+    def _change(self, statement: str, number: int, note: str) -> bool:
+        settings = {
+            APPLICATION_SETTING: self._notes.application,
             NUMBER_SETTING: str(number),
             NOTE_SETTING: note,
         }
+        with self._sessions.settings(settings) as spark, _conflicts():
+            spark.sql(statement)
+        return self._is_made(number, note)
+
+    def _is_made(self, number: int, note: str) -> bool:
+        """Return whether a change is in the log; record it if it had nothing to do.
+
+        Delta makes no commit for such a change.
+        """
+        return self._has(number, note) or self.append(None, number, note)
+
+    def create(
+        self,
+        columns: StructType,
+        properties: Mapping[str, str],
+        *,
+        partition: str | None = None,
+        merged: bool = False,
+    ) -> None:
+        """See `TableStore`."""
+        given = {
+            "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
+            "delta.dataSkippingStatsColumns": ",".join(
+                name for name in _BOUNDED if name in columns.names
+            ),
+            **({"delta.enableDeletionVectors": "true"} if merged else {}),
+            **properties,
+        }
+        if partition is not None and not self._place.in_catalog:
+            # SQL cannot create a table in a directory that has other files.
+            of_delta = {key: text for key, text in given.items() if key.startswith("delta.")}
+            nothing = frame_of_rows(self._spark, [], columns)
+            writer = nothing.write.format("delta").mode("append").options(**of_delta)
+            self._save(writer.partitionBy(partition))
+            others = {key: text for key, text in given.items() if key not in of_delta}
+            if others:
+                self.set(others)
+            return
+        partitioned = "" if partition is None else f"PARTITIONED BY ({quoted(partition)}) "
+        self._spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {self._name} ({column_definitions(columns)}) "
+            f"USING delta {partitioned}TBLPROPERTIES ({pairs_in_sql(given)})"
+        )
+
+    def set(self, properties: Mapping[str, str]) -> None:
+        """See `TableStore`."""
+        self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({pairs_in_sql(properties)})")
+
+    def widen(self, columns: StructType) -> None:
+        """See `TableStore`."""
+        if _lacking(self.columns().jsonValue(), columns.jsonValue()):
+            nothing = frame_of_rows(self._spark, [], columns)
+            writer = nothing.write.format("delta").mode("append")
+            self._save(writer.option("mergeSchema", "true"))
+
+    def read(self, spark: SparkSession | None = None, version: str | None = None) -> DataFrame:
+        """See `TableStore`."""
+        reader = (spark or self._spark).read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        if self._place.in_catalog:
+            return reader.table(self._name)
+        return reader.load(self._path)
+
+    def _numbered(self, rows: DataFrame, number: int, note: str) -> DataFrameWriter:
+        # A number that the table already has, or a higher one, makes Delta write nothing.
+        numbered = {
+            "userMetadata": note,
+            "txnAppId": self._notes.application,
+            "txnVersion": str(number),
+        }
+        return rows.write.format("delta").mode("append").options(**numbered)
 
     def _save(self, writer: DataFrameWriter) -> None:
-        if self._table is None:
-            writer.save(self._path)
-        else:
-            writer.saveAsTable(self._table)
+        with _conflicts():
+            if self._place.in_catalog:
+                writer.saveAsTable(self._name)
+            else:
+                writer.save(self._path)
 
     def _detail(self) -> Any:
-        return self._spark.sql(f"DESCRIBE DETAIL {self.in_sql}").collect()[0]
+        return self._spark.sql(f"DESCRIBE DETAIL {self._name}").collect()[0]
 
     def _history(self, count: int) -> list[Commit]:
         """Return up to *count* commits, newest first."""
-        found = self._spark.sql(f"DESCRIBE HISTORY {self.in_sql} LIMIT {count}")
+        found = self._spark.sql(f"DESCRIBE HISTORY {self._name} LIMIT {count}")
         rows = found.select("version", "operation", "userMetadata").collect()
         return [Commit(*row) for row in rows]
 
 
 class LocalDeltaStore(DeltaStore):
-    """A Delta table on a local disk, by means of delta-rs. See `DeltaStore`.
+    """A Delta table on a local disk, by means of delta-rs. See `TableStore`.
 
     If the table has features that delta-rs does not keep, all calls go to Spark.
     """
@@ -299,49 +315,57 @@ class LocalDeltaStore(DeltaStore):
     """Version and note of the newest commit by this object."""
 
     def exists(self) -> bool:
-        """See `DeltaStore`."""
+        """See `TableStore`."""
         from deltalake import DeltaTable
 
-        return bool(DeltaTable.is_deltatable(str(self._path)))
+        return bool(DeltaTable.is_deltatable(self._path))
 
     def identity(self) -> str:
-        """See `DeltaStore`."""
+        """See `TableStore`."""
         found = self._kept()
         return super().identity() if found is None else str(found.metadata().id)
 
     def properties(self) -> dict[str, str]:
-        """See `DeltaStore`."""
+        """See `TableStore`."""
         found = self._kept()
         return super().properties() if found is None else dict(found.metadata().configuration)
 
     def columns(self) -> StructType:
-        """See `DeltaStore`."""
+        """See `TableStore`."""
         found = self._kept()
         if found is None:
             return super().columns()
         return StructType.fromJson(json.loads(found.schema().to_json()))
 
     def version(self) -> str:
-        """See `DeltaStore`."""
+        """See `TableStore`."""
         found = self._kept()
         return super().version() if found is None else str(found.version())
 
     def number(self) -> int | None:
-        """See `DeltaStore`. It is always known, because the log keeps it forever."""
+        """See `TableStore`. It is always known, because the log keeps it for ever."""
         found = self._kept()
         return super().number() if found is None else self._number_in(found)
 
-    def append(self, rows: pa.Table | None, number: int, note: str) -> bool:
-        """See `DeltaStore`."""
+    def told(self) -> Told:
+        """See `TableStore`."""
+        told = super().told()
+        return told if told.note is not None else replace(told, number=self.number())
+
+    def append(
+        self, rows: pa.Table | None, number: int, note: str, *, after: int | None = None
+    ) -> bool:
+        """See `TableStore`."""
         from deltalake import CommitProperties, Transaction, write_deltalake
         from deltalake.exceptions import CommitFailedError
 
         found = self._kept()
         if found is None:
-            return super().append(rows, number, note)
+            return super().append(rows, number, note, after=after)
         if self._number_in(found) >= number:
             return False
-        self._check_kept(found)
+        if self._check_kept(found) and after is not None:
+            return False
         # delta-rs does not check the number. But if another commit has changed it since *found* was
         # loaded, this one fails.
         try:
@@ -353,7 +377,7 @@ class LocalDeltaStore(DeltaStore):
                 writer_properties=_writer_properties(found.schema().to_arrow().names),
                 commit_properties=CommitProperties(
                     custom_metadata={"userMetadata": note},
-                    app_transactions=[Transaction(self._application, number, _now())],
+                    app_transactions=[Transaction(self._notes.application, number, _now())],
                 ),
             )
         except CommitFailedError as error:
@@ -368,25 +392,33 @@ class LocalDeltaStore(DeltaStore):
         self._check_kept(found)
         return True
 
-    def _check_kept(self, table: DeltaTable) -> None:
+    def _check_kept(self, table: DeltaTable) -> bool:
         """Check that the newest commit by this object is in the log.
 
         On a local disk, Spark makes a commit by a rename that replaces what delta-rs has written
         under the same number in between. So a commit is read back, at once and before the next.
 
+        Returns:
+            Whether the table was restored since.
+
         Raises:
             Conflict: The commit is gone.
         """
         if self._last is None:
-            return
+            return False
         version, note = self._last
+        is_restored = False
         for commit in self._history_of(table, table.version() - version + 1):
+            is_restored = is_restored or (
+                commit.version > version and commit.operation == "RESTORE"
+            )
             if commit.version == version and commit.note != note:
                 self._last = self._loaded = None
                 raise Conflict(
                     f"another program has replaced version {version} of the table's log while it "
                     f"was written: its rows are lost; change the table only while the job rests"
                 )
+        return is_restored
 
     def _history(self, count: int) -> list[Commit]:
         found = self._kept()
@@ -399,7 +431,7 @@ class LocalDeltaStore(DeltaStore):
         ]
 
     def _number_in(self, table: DeltaTable) -> int:
-        return table.transaction_version(self._application) or 0
+        return table.transaction_version(self._notes.application) or 0
 
     def _kept(self) -> DeltaTable | None:
         """Return the newest version of the table; None if delta-rs does not keep its features.
@@ -411,7 +443,7 @@ class LocalDeltaStore(DeltaStore):
 
         try:
             if self._loaded is None:
-                self._loaded = DeltaTable(str(self._path))
+                self._loaded = DeltaTable(self._path)
             else:
                 self._loaded.update_incremental()
         except DeltaError as error:
@@ -455,37 +487,54 @@ def _writer_properties(columns: list[str]) -> Any:
     unordered = ColumnProperties(statistics_enabled="NONE", dictionary_enabled=False)
     return WriterProperties(
         compression="SNAPPY",
-        column_properties={name: unordered for name in _UNORDERED if name in columns},
+        column_properties={name: unordered for name in UNORDERED if name in columns},
     )
 
 
-def delta_store(
-    spark: SparkSession,
-    application: str,
-    *,
-    number_of: Callable[[str], int | None],
-    frame: Callable[[pa.Table], AbstractContextManager[DataFrame]],
-    table: str | None = None,
-    path: str | None = None,
-    is_local: bool = False,
-) -> DeltaStore:
-    """Return the store of a Delta table; see `DeltaStore` for the arguments.
+def _lacking(there: Any, wanted: Any) -> bool:
+    """Return whether the type *there* lacks fields of the type *wanted*, at any depth.
 
-    Args:
-        spark: See `DeltaStore`.
-        application: See `DeltaStore`.
-        number_of: See `DeltaStore`.
-        frame: See `DeltaStore`.
-        table: See `DeltaStore`.
-        path: See `DeltaStore`.
-        is_local: Whether *path* is a path on a local disk, and not a URL.
+    Both types are in Spark's JSON form.
     """
+    if not isinstance(wanted, dict) or not isinstance(there, dict):
+        return False
+    if wanted["type"] == "struct":
+        fields = {field["name"].lower(): field["type"] for field in there["fields"]}
+        return any(
+            field["name"].lower() not in fields
+            or _lacking(fields[field["name"].lower()], field["type"])
+            for field in wanted["fields"]
+        )
+    return any(_lacking(there.get(part), wanted.get(part)) for part in ("elementType", "valueType"))
+
+
+@contextmanager
+def _conflicts() -> Iterator[None]:
+    """Raise `Conflict` for the errors of a commit before which another one came."""
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        if "[DELTA_CONCURRENT_" in str(error):
+            raise Conflict(first_line(error)) from error
+        raise
+
+
+def path_of(_spark: SparkSession, place: Destination) -> tuple[str, ...]:
+    """Return the parts of a table's name in SQL."""
+    if place.in_catalog:
+        return tuple(place.address.split("."))
+    return "delta", str(place.local or place.address)
+
+
+def store_of(
+    sessions: Sessions, place: Destination, notes: Notes, scratch: Callable[[], Path | None]
+) -> DeltaStore:
+    """Return the store of a Delta table; see `TableStore` for the arguments."""
     is_fast = (
-        is_local
-        and path is not None
-        and _PLAIN.fullmatch(path) is not None
+        place.local is not None
+        and _PLAIN.fullmatch(str(place.local)) is not None
         and os.environ.get(_SWITCH) != "0"
         and importlib.util.find_spec("deltalake") is not None
     )
     kind = LocalDeltaStore if is_fast else DeltaStore
-    return kind(spark, application, number_of=number_of, frame=frame, table=table, path=path)
+    return kind(sessions, place, notes, scratch)

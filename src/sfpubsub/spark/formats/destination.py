@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats import check_raw_format, check_target_format
 from sfpubsub.spark.runtime.paths import Location, is_object_store, local_path, locate
-from sfpubsub.spark.runtime.sql import quoted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +98,12 @@ class Destination(Location):
         """The last part of `address`, for messages."""
         return re.split(r"[/.]" if self.in_catalog else "/", self.address)[-1]
 
-    def of(self, name: str) -> str:
-        """Return the address of a derived table: a URL, or its quoted name in the catalog."""
+    def table(self, name: str) -> Destination:
+        """Return the destination of a table in this directory, URL or schema."""
         if self.in_catalog:
-            return quoted(*self.address.split("."), name)
-        return f"{self.url}/{name}"
+            return replace(self, address=f"{self.address}.{name}")
+        local = None if self.local is None else self.local / name
+        return replace(self, address=f"{self.address}/{name}", local=local)
 
 
 def _refuse_parquet(found: Location) -> NoReturn:

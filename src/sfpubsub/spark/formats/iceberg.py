@@ -20,16 +20,25 @@ programs have then added snapshots and expired this one, it is not known whether
 
 from __future__ import annotations
 
+import hashlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from sfpubsub.errors import WriteError
-from sfpubsub.spark.runtime.paths import EXACT_PATHS
+from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.formats import Conflict
+from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.frames import spark_schema, sql_type
+from sfpubsub.spark.formats.store import UNORDERED, Notes, Sessions, TableStore, Told
+from sfpubsub.spark.runtime.arrow import arrow_schema, frame_of_rows
+from sfpubsub.spark.runtime.paths import EXACT_PATHS, Location, is_object_store
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.runtime.sql import pairs_in_sql, quoted, sql_text
 
@@ -47,7 +56,15 @@ _PROPERTIES = {
     # Each change creates five metadata files: keep only the latest 100.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
+    "write.distribution-mode": "none",
 }
+
+# Columns whose minimum and maximum in each file are not stored: those without a meaningful order,
+# and those for which they would be useless.
+_UNBOUNDED = (*UNORDERED, "event_id", "payload", "payload_json")
+
+# For changes, mark rows as deleted and write new ones, instead of rewriting whole files.
+_MERGED = {f"write.{change}.mode": "merge-on-read" for change in ("delete", "update", "merge")}
 
 # Table property: a random id, because no query returns Iceberg's own.
 IDENTITY = "sfpubsub.id"
@@ -60,18 +77,11 @@ _OURS, _HEX = "sfpubsub.", "hex:"
 
 _MAIN = "main"
 _STAGED = "sfpubsub_"  # begins the name of a branch with a staged change
-_CATALOG = "sfpubsub"
+_CATALOG = "sfpubsub_"  # begins the name of our catalog for the tables in a directory
 
 # Attempts to publish. An attempt fails only if something else was committed within the same few
 # tenths of a second.
 _TRIES = 5
-
-
-class Busy(Exception):  # noqa: N818  # never leaves the package; not a user error
-    """Raised if other programs keep committing to the table, so that nothing was published."""
-
-    def __init__(self) -> None:
-        super().__init__("other programs keep committing to the table: stop them")
 
 
 @dataclass(frozen=True)
@@ -131,46 +141,55 @@ class History:
         return None
 
 
-class Iceberg:
-    """One Iceberg table, which need not exist.
+class IcebergStore(TableStore):
+    """An Iceberg table. See `TableStore`."""
 
-    Args:
-        spark: The session for everything but the statements of `change`. It must not have the
-            setting `WAP_ID`.
-        name: The parts of the table's name.
-        key: Name of the property of snapshots and of the table that contains the notes.
-    """
+    def __init__(
+        self,
+        sessions: Sessions,
+        place: Destination,
+        notes: Notes,
+        scratch: Callable[[], Path | None],
+    ) -> None:
+        super().__init__(sessions, place, notes, scratch)
+        self._key = notes.key
 
-    def __init__(self, spark: SparkSession, name: Sequence[str], key: str) -> None:
-        self._spark = spark
-        self._name = quoted(*name)
-        is_catalog = spark.conf.get(f"spark.sql.catalog.{name[0]}", None) is not None
-        self._catalog = f"{quoted(name[0])}." if is_catalog else ""
-        self._is_cached = name[0] != _CATALOG
-        self._key = key
+    @property
+    def _spark(self) -> SparkSession:
+        return self._sessions.plain
+
+    @cached_property
+    def _path(self) -> tuple[str, ...]:
+        if self._place.in_catalog:
+            check_catalog(self._spark, self._place)
+        return path_of(self._spark, self._place)
+
+    @property
+    def _name(self) -> str:
+        return quoted(*self._path)
 
     def exists(self) -> bool:
-        """Return whether the table exists, in any format."""
+        """See `TableStore`. A table of another format counts as one without our notes."""
         return bool(self._spark.catalog.tableExists(self._name))
 
-    def read(self) -> DataFrame:
-        """Return the table's current rows."""
-        self._refresh()
-        return self._spark.table(self._name)
-
-    def columns(self) -> StructType:
-        """Return the table's columns."""
-        return self.read().schema
+    def read(self, spark: SparkSession | None = None, version: str | None = None) -> DataFrame:
+        """See `TableStore`."""
+        spark = spark or self._spark
+        name = self.in_sql(spark)
+        self._refresh(spark, name)
+        if version is None:
+            return spark.table(name)
+        return spark.read.format("iceberg").option("versionAsOf", version).table(name)
 
     def properties(self) -> dict[str, str]:
-        """Return the table's properties. Spark hides values of others that look like secrets."""
-        self._refresh()
+        """See `TableStore`. Spark hides values of others that look like secrets."""
+        self._refresh(self._spark, self._name)
         rows = self._spark.sql(f"SHOW TBLPROPERTIES {self._name}").collect()
         return {row["key"]: _decoded(row["value"]) for row in rows}
 
     def history(self) -> History:
         """Return the snapshots of the table."""
-        self._refresh()
+        self._refresh(self._spark, self._name)
         key = sql_text(self._key)
         rows = self._spark.sql(
             f"SELECT name, snapshot_id, NULL AS parent_id, NULL AS note "  # noqa: S608
@@ -186,10 +205,10 @@ class Iceberg:
         return history if history.tip is None or history.tip in found else self.history()
 
     def identity(self) -> str:
-        """Return the id of the table; moving the table keeps it.
+        """See `TableStore`.
 
-        It is the property `IDENTITY`; a table of an earlier version has only Iceberg's own id,
-        which is in its metadata.
+        It is the property `IDENTITY`; a table that another program has created has only Iceberg's
+        own id, which is in its metadata.
         """
         ours = self.properties().get(IDENTITY)
         if ours is not None:
@@ -202,36 +221,56 @@ class Iceberg:
         return str(reader.schema("`table-uuid` STRING").json(row[0]).collect()[0][0])
 
     def version(self) -> str:
-        """Return the id of the current snapshot; ``0`` for a table without snapshots."""
+        """See `TableStore`. It is the id of the snapshot; ``0`` for a table without snapshots."""
         return str(self.history().tip or 0)
 
     def is_restored_since(self, version: str) -> bool:
-        """Return whether the table was rolled back to before the snapshot *version*.
-
-        If that snapshot has expired, it is not known, and the result is False.
-        """
+        """See `TableStore`. If the snapshot *version* has expired, the result is False."""
         history = self.history()
         if int(version) in (snapshot.id for snapshot in history.main()):
             return False
         return int(version) in history.snapshots
 
     def create(
-        self, columns: DataFrame, properties: Mapping[str, str], partition: str | None = None
+        self,
+        columns: StructType,
+        properties: Mapping[str, str],
+        *,
+        partition: str | None = None,
+        merged: bool = False,
     ) -> None:
-        """Create the table with the columns of an empty DataFrame, and some more properties."""
-        creation = columns.writeTo(self._name).using("iceberg")
-        for key, text in {**_PROPERTIES, **self._encoded(properties), **_STAGING}.items():
+        """See `TableStore`."""
+        found = {
+            **_PROPERTIES,
+            **(_MERGED if merged else {}),
+            **{
+                f"write.metadata.metrics.column.{name}": "none"
+                for name in _UNBOUNDED
+                if name in columns.names
+            },
+            **self._encoded({**properties, IDENTITY: uuid.uuid4().hex}),
+            **_STAGING,
+        }
+        nothing = frame_of_rows(self._spark, [], columns)
+        creation = nothing.writeTo(self._name).using("iceberg")
+        for key, text in found.items():
             creation = creation.tableProperty(key, text)
         if partition is not None:
-            creation = creation.partitionedBy(columns[partition])
+            creation = creation.partitionedBy(nothing[partition])
         creation.create()
+
+    def widen(self, columns: StructType) -> None:
+        """See `TableStore`."""
+        missing = list(_missing(self.columns(), columns))
+        if missing:
+            self.alter(f"ADD COLUMNS ({', '.join(missing)})")
 
     def alter(self, change: str) -> None:
         """Change the table, but not its rows, with a clause of ``ALTER TABLE``."""
         self._spark.sql(f"ALTER TABLE {self._name} {change}")
 
     def set(self, properties: Mapping[str, str]) -> None:
-        """Set properties of the table."""
+        """See `TableStore`."""
         given = self._encoded(properties)
         self.alter(f"SET TBLPROPERTIES ({pairs_in_sql(given)})")
 
@@ -247,55 +286,96 @@ class Iceberg:
             for key, text in properties.items()
         }
 
-    def append(self, rows: DataFrame, note: str, is_next: Callable[[History], bool]) -> bool:
-        """Append rows, which must have all columns of the table, as a change with a note.
+    def number(self) -> int | None:
+        """See `TableStore`."""
+        history = self.history()
+        found = self._newest(history)
+        copied = self._copied()
+        if found is None and any(
+            (self._notes.number_of(each.note) or 0) > (copied or 0) for each in history.in_doubt
+        ):
+            raise WriteError(
+                f"{self._place} was perhaps changed once more by a process that was killed before "
+                f"it recorded that; the snapshots that would tell have expired: create the table "
+                f"again"
+            )
+        return found or copied or 0
 
-        Args:
-            rows: The rows, which may be none.
-            note: The note.
-            is_next: Whether the change may be made to a table with this history.
+    def told(self) -> Told:
+        """See `TableStore`. A rollback changes neither the copied note nor its snapshot."""
+        history, properties = self.history(), self.properties()
+        newest = next(filter(self._is_ours, (each.note for each in history.main())), None)
+        copied = properties.get(self._key)
+        there, told = self._notes.number_of(newest), self._notes.number_of(copied)
+        if told is None or (there is not None and there >= told):
+            return Told(newest, there or 0)
+        id_ = int(properties.get(COPIED, 0))
+        is_left = id_ in (each.id for each in history.left)
+        is_restored = there is not None or (id_ in history.snapshots and not is_left)
+        return Told(copied, told, is_restored, is_certain=is_restored)
 
-        Returns:
-            Whether the change is in the table; False if *is_next* returned False.
+    def _is_ours(self, note: str | None) -> bool:
+        return self._notes.number_of(note) is not None
 
-        Raises:
-            Busy: Other programs keep changing the table.
-        """
+    def _newest(self, history: History) -> int | None:
+        """Return the number of the newest change that a snapshot of the main branch records."""
+        numbers = (self._notes.number_of(each.note) for each in history.main())
+        return next((number for number in numbers if number is not None), None)
 
-        def stage(branch: str, history: History) -> None:
-            # On a table without snapshots, this creates an empty one on the new branch.
-            version = "" if history.tip is None else f" AS OF VERSION {history.tip}"
-            self.alter(f"CREATE OR REPLACE BRANCH {branch}{version}")
-            writer = rows.writeTo(f"{self._name}.branch_{branch}")
-            writer = writer.option(f"snapshot-property.{self._key}", note)
-            writer.option("distribution-mode", "none").append()
+    def _copied(self) -> int | None:
+        return self._notes.number_of(self.properties().get(self._key))
 
-        return self._commit(note, stage, is_next)
-
-    def change(
-        self, run: Callable[[], object], note: str, is_next: Callable[[History], bool]
+    def append(
+        self, rows: pa.Table | None, number: int, note: str, *, after: int | None = None
     ) -> bool:
-        """Change the table by an SQL statement, as a change with a note.
+        """See `TableStore`."""
+        columns = arrow_schema(self.columns())
+        complete = columns.empty_table() if rows is None else _completed(rows, columns)
+        with self._frame(complete) as frame:
 
-        Args:
-            run: Executes the statement in a session in which `WAP_ID` is the note. It must not be
-                DELETE, which ignores that setting if it removes whole files.
-            note: See `append`. It must contain the text `key`.
-            is_next: See `append`.
+            def stage(branch: str, history: History) -> None:
+                # On a table without snapshots, this creates an empty one on the new branch.
+                version = "" if history.tip is None else f" AS OF VERSION {history.tip}"
+                self.alter(f"CREATE OR REPLACE BRANCH {branch}{version}")
+                writer = frame.writeTo(f"{self._name}.branch_{branch}")
+                writer = writer.option(f"snapshot-property.{self._key}", note)
+                writer.option("distribution-mode", "none").append()
 
-        Returns:
-            See `append`.
+            return self._commit(note, stage, partial(self._is_next, number, after))
 
-        Raises:
-            Busy: See `append`.
-        """
+    def insert(self, rows: DataFrame, number: int, note: str) -> bool:
+        """See `TableStore`."""
+        columns = ", ".join(map(quoted, rows.columns))
+        table = self.in_sql(self._sessions.changing)
+        with self._named(rows) as name:
+            statement = f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {name}"  # noqa: S608
+            return self._change(statement, number, note)
 
+    def delete(self, condition: str, number: int, note: str) -> bool:
+        """See `TableStore`. SQL's DELETE ignores `WAP_ID` if it removes whole files."""
+        return self._change(
+            f"MERGE INTO {self.in_sql(self._sessions.changing)} USING (SELECT 1) ON {condition} "
+            f"WHEN MATCHED THEN DELETE",
+            number,
+            note,
+        )
+
+    def _change(self, statement: str, number: int, note: str) -> bool:
         def stage(_branch: str, _history: History) -> None:
             if not _STAGING.items() <= self.properties().items():
                 self.set(_STAGING)
-            run()
+            with self._sessions.settings({WAP_ID: note}) as spark:
+                self._refresh(spark, self.in_sql(spark))  # appended to in another session
+                spark.sql(statement)
 
-        return self._commit(note, stage, is_next)
+        return self._commit(note, stage, partial(self._is_next, number, None))
+
+    def _is_next(self, number: int, after: int | None, history: History) -> bool:
+        """Return whether a change may be made to a table with this history."""
+        newest = self._newest(history)
+        if newest is None:
+            newest = self._copied() or 0
+        return newest < number if after is None else newest == after
 
     def _commit(
         self,
@@ -334,14 +414,18 @@ class Iceberg:
                     f"back again"
                 )
             return True
-        raise Busy from failed
+        raise Conflict("other programs keep committing to the table: stop them") from failed
 
     def _publish(self, staged: Snapshot, branch: str, history: History) -> int | None:
         """Publish a staged change, and return the tip of the main branch before that."""
         if history.refs.get(branch) != staged.id:
             self.alter(f"CREATE OR REPLACE BRANCH {branch} AS OF VERSION {staged.id}")
+        # A table in Spark's own catalog is reached through the session's default.
+        catalog = self._path[0]
+        is_catalog = self._spark.conf.get(f"spark.sql.catalog.{catalog}", None) is not None
+        procedures = f"{quoted(catalog)}.system" if is_catalog else "system"
         (row,) = self._spark.sql(
-            f"CALL {self._catalog}system.fast_forward(table => {sql_text(self._name)}, "
+            f"CALL {procedures}.fast_forward(table => {sql_text(self._name)}, "
             f"branch => {sql_text(_MAIN)}, to => {sql_text(branch)})"
         ).collect()
         previous = row["previous_ref"]
@@ -355,10 +439,10 @@ class Iceberg:
                 with suppress(*SPARK_ERRORS):  # the next change drops it
                     self.alter(f"DROP BRANCH IF EXISTS {name}")
 
-    def _refresh(self) -> None:
+    def _refresh(self, spark: SparkSession, name: str) -> None:
         # Catalogs keep tables for 30 s, and do not notice commits of other programs. Ours does not.
-        if self._is_cached:
-            self._spark.catalog.refreshTable(self._name)
+        if self._place.in_catalog:
+            spark.catalog.refreshTable(name)
 
 
 def _decoded(text: str) -> str:
@@ -369,16 +453,17 @@ def _is_conflict(error: Exception) -> bool:
     return "CommitFailedException" in first_line(error)  # py4j has no class for it
 
 
-def in_directory(spark: SparkSession, url: str, catalog: str = _CATALOG) -> tuple[str, str]:
-    """Return the parts of a path-based table's name, after setting up a catalog for its directory.
+def path_of(spark: SparkSession, place: Location) -> tuple[str, ...]:
+    """Return the parts of a table's name, after setting up a catalog for a table in a directory.
 
     Args:
-        spark: A session of ours. All path-based tables whose names it uses with the same *catalog*
-            must be in the same directory.
-        url: URL of the table.
-        catalog: Name of the catalog.
+        spark: A session of ours.
+        place: The table.
     """
-    directory, _, name = url.rpartition("/")
+    if place.in_catalog:
+        return tuple(place.address.split("."))
+    directory, _, name = place.url.rpartition("/")
+    catalog = _CATALOG + hashlib.sha256(directory.encode()).hexdigest()[:16]
     settings = {
         "": "org.apache.iceberg.spark.SparkCatalog",
         ".type": "hadoop",
@@ -388,3 +473,62 @@ def in_directory(spark: SparkSession, url: str, catalog: str = _CATALOG) -> tupl
     for key, text in settings.items():
         spark.conf.set(f"spark.sql.catalog.{catalog}{key}", text)
     return catalog, name
+
+
+def check_catalog(spark: SparkSession, place: Location) -> None:
+    """Check that the catalog can swap a table's metadata atomically.
+
+    Raises:
+        ConfigurationError: The catalog relies on renames in an object store, which are not atomic.
+    """
+    catalog = f"spark.sql.catalog.{place.address.split('.')[0]}"
+    kind = str(spark.conf.get(f"{catalog}.type", ""))
+    made_by = str(spark.conf.get(f"{catalog}.catalog-impl", ""))
+    warehouse = str(spark.conf.get(f"{catalog}.warehouse", ""))
+    if (kind == "hadoop" or made_by.endswith("HadoopCatalog")) and is_object_store(warehouse):
+        raise ConfigurationError(
+            f"the catalog of {place} is of type hadoop, which relies on atomic renames that never "
+            f"overwrite a file. {warehouse.split(':')[0]} does not support them, so commits could "
+            f"be lost: use a catalog of type jdbc or rest"
+        )
+
+
+def _completed(rows: pa.Table, columns: pa.Schema) -> pa.Table:
+    """Return rows with exactly these columns: those that are missing are null, at every depth."""
+    kinds = {field.name: field.dataType.simpleString() for field in spark_schema(rows.schema)}
+    completed = []
+    for field, wanted in zip(columns, spark_schema(columns), strict=True):
+        if field.name not in kinds:
+            completed.append(pa.nulls(len(rows), field.type))
+        elif kinds[field.name] == wanted.dataType.simpleString():
+            completed.append(rows[field.name].cast(field.type))
+        else:  # casts of pyarrow 18 add no fields
+            completed.append(pa.array(rows[field.name].to_pylist(), field.type))
+    return pa.table(completed, columns)
+
+
+def _missing(there: StructType, wanted: StructType, *path: str) -> Iterator[str]:
+    """Yield the definitions in SQL of the columns, and fields at every depth, that are missing."""
+    for field in wanted:
+        if field.name in there.names:
+            yield from _missing_in(there[field.name].dataType, field.dataType, *path, field.name)
+        else:
+            comment = field.metadata.get("comment")
+            said = f" COMMENT {sql_text(comment)}" if comment else ""
+            yield f"{quoted(*path, field.name)} {sql_type(field.dataType)}{said}"
+
+
+def _missing_in(there: DataType, wanted: DataType, *path: str) -> Iterator[str]:
+    if isinstance(there, StructType) and isinstance(wanted, StructType):
+        yield from _missing(there, wanted, *path)
+    elif isinstance(there, ArrayType) and isinstance(wanted, ArrayType):
+        yield from _missing_in(there.elementType, wanted.elementType, *path, "element")
+    elif isinstance(there, MapType) and isinstance(wanted, MapType):
+        yield from _missing_in(there.valueType, wanted.valueType, *path, "value")
+
+
+def store_of(
+    sessions: Sessions, place: Destination, notes: Notes, scratch: Callable[[], Path | None]
+) -> IcebergStore:
+    """Return the store of an Iceberg table; see `TableStore` for the arguments."""
+    return IcebergStore(sessions, place, notes, scratch)

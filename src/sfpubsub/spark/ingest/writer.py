@@ -21,7 +21,9 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError
+from sfpubsub.spark.formats import LOGS
 from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.lease import Lease
 from sfpubsub.spark.ingest.dedupe import Conflict
 from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW, KeyWindow
 from sfpubsub.spark.ingest.known_events import KnownEvents
@@ -31,7 +33,7 @@ from sfpubsub.spark.ingest.settings import DEFAULT_WINDOW_KEYS
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.undecodable import OnUndecodable, Undecodable
 from sfpubsub.spark.raw.destination import check_sources
-from sfpubsub.spark.raw.lease import Lease
+from sfpubsub.spark.raw.logged import LoggedTable
 from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.raw.ownership import claim_table, make_table_directory
 from sfpubsub.spark.raw.parquet import ParquetTable
@@ -509,14 +511,8 @@ def _open_table(
     properties: Mapping[str, str] | None,
     org_id: str | None,
 ) -> RawTable:
-    if place.format == "delta":
-        from sfpubsub.spark.raw.delta import DeltaTable
-
-        return DeltaTable(spark, place, sources, properties, org_id)
-    if place.format == "iceberg":
-        from sfpubsub.spark.raw.iceberg import IcebergTable
-
-        return IcebergTable(spark, place, sources, properties, org_id)
+    if place.format in LOGS:
+        return LoggedTable(spark, place, sources, properties, org_id)
     if properties:
         raise ConfigurationError(
             "format parquet has no table properties: leave them out, or use delta or iceberg"

@@ -212,7 +212,7 @@ def _files(spark: SparkSession | None, place: Destination) -> Files:
     own = own_session(spark)
     if not place.in_catalog:
         return files_of(place, place.format, MAILBOX_NAME, own)
-    if not spark.catalog.tableExists(place.of(QUEUE_NAME)):
+    if not spark.catalog.tableExists(place.table(QUEUE_NAME).in_sql):
         raise ConfigurationError(
             f"{place} contains no mirror, because it has no table {QUEUE_NAME}: check the target"
         )

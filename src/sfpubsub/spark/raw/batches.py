@@ -16,23 +16,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.formats.delta import DeltaStore
 from sfpubsub.spark.formats.destination import Destination
-from sfpubsub.spark.formats.iceberg import Iceberg, in_directory
-from sfpubsub.spark.raw.delta import delta_table
+from sfpubsub.spark.formats.frames import spark_schema
+from sfpubsub.spark.formats.store import Sessions, TableStore
 from sfpubsub.spark.raw.destination import check_raw_table
-from sfpubsub.spark.raw.frames import spark_schema
-from sfpubsub.spark.raw.iceberg import iceberg_at
 from sfpubsub.spark.raw.layout import PARTITION, PREFIX, STORED
+from sfpubsub.spark.raw.logged import raw_store
 from sfpubsub.spark.raw.ownership import BATCH_PREFIX, table_id
 from sfpubsub.spark.raw.schema import BATCH_COLUMN
 from sfpubsub.spark.runtime.checks import check_file_system
 from sfpubsub.spark.runtime.paths import EXACT_PATHS, file_url
-from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
-from sfpubsub.spark.runtime.sql import quoted
-
-# Catalog of the session for the directory of a path-based Iceberg table that is read.
-_READ_FROM = "sfpubsub_raw"
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
 
 @dataclass(frozen=True, order=True)
@@ -62,7 +56,12 @@ class RawBatches:
         """For Parquet: URL of the directory of each listed batch, by batch id."""
         self._end: tuple[str, str] | None = None
         """The version listed last and the id of its last batch, to avoid repeated queries."""
-        self._store = _store_of(spark, table)
+        self._store = None
+        """The table as its format has it; None for a Parquet table, which has no versions. Only
+        the table's log tells of a RESTORE or rollback, its rows do not.
+        """
+        if table.format != "parquet":
+            self._store = raw_store(Sessions(spark, table), table)
         check_raw_table(table)
         if table.local is None and not table.in_catalog:
             check_file_system(spark, table.address)
@@ -122,10 +121,10 @@ class RawBatches:
             if version == known and begin >= end:
                 return []
         with self._errors("batches"):
-            if self._table.format == "parquet":
+            if self._store is None:
                 found = self._listed(last)
             else:
-                found = self._queried(last, version)
+                found = self._queried(self._store, last, version)
         after = sorted(batch for batch in found if batch.id > begin)
         if version is not None:
             self._end = version, after[-1].id if after else begin
@@ -142,10 +141,10 @@ class RawBatches:
             WriteError: The table cannot be read.
         """
         with self._errors("batches"):
-            if self._table.format == "parquet":
+            if self._store is None:
                 found = self._listed(None)
             else:
-                frame = self._frame(version)
+                frame = self._store.read(self._spark, version)
                 found = _batches(frame.where(frame[BATCH_COLUMN].isin(*ids)))
         return sorted(batch for batch in found if batch.id in ids)
 
@@ -158,9 +157,9 @@ class RawBatches:
             batches: At least one batch.
             version: Version of the table; the newest by default.
         """
-        if self._table.format == "parquet":
+        if self._store is None:
             return self._files_of(batches).select(*STORED.names)
-        frame = self._frame(version)
+        frame = self._store.read(self._spark, version)
         dates, ids = {batch.date for batch in batches}, [batch.id for batch in batches]
         # Spark reads only the partitions of these days.
         days = frame[PARTITION].between(
@@ -202,24 +201,14 @@ class RawBatches:
                     found.append(batch)
         return found
 
-    def _queried(self, last: RawBatch | None, version: str | None) -> list[RawBatch]:
-        frame = self._frame(version)
+    def _queried(
+        self, store: TableStore, last: RawBatch | None, version: str | None
+    ) -> list[RawBatch]:
+        frame = store.read(self._spark, version)
         if last is not None:
             frame = frame.where(frame[PARTITION] >= f.lit(last.date).cast("date"))
             frame = frame.where(frame[BATCH_COLUMN] > last.id)
         return _batches(frame)
-
-    def _frame(self, version: str | None) -> DataFrame:
-        reader = self._spark.read.format(self._table.format)
-        if version is not None:
-            reader = reader.option("versionAsOf", version)
-        if self._table.in_catalog:
-            return reader.table(self._table.in_sql)
-        if self._table.format == "iceberg":
-            # By its path, it would be looked up with the settings of the thread's active session,
-            # which may be another one.
-            return reader.table(quoted(*in_directory(self._spark, self._table.url, _READ_FROM)))
-        return reader.load(self._table.url)
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
@@ -229,19 +218,6 @@ class RawBatches:
             raise WriteError(
                 f"the {what} of {self._table} cannot be read: {first_line(error)}"
             ) from error
-
-
-def _store_of(spark: SparkSession, table: Destination) -> DeltaStore | Iceberg | None:
-    """Return the table as its format has it; None for a Parquet table, which has no versions.
-
-    Tables that are derived from a raw table cannot follow a Delta RESTORE or an Iceberg rollback,
-    which only the table's log tells, not its rows.
-    """
-    if table.format == "delta":
-        return delta_table(spark, table)
-    if table.format == "iceberg":
-        return iceberg_at(spark if table.in_catalog else own_session(spark), table)
-    return None
 
 
 def _batches(frame: DataFrame) -> list[RawBatch]:

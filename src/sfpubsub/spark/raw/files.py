@@ -20,11 +20,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from sfpubsub.durable import make_directory, replace_file
 from sfpubsub.errors import ConfigurationError, WriteError
-from sfpubsub.spark.formats.iceberg import in_directory
+from sfpubsub.spark.formats.destination import Destination
+from sfpubsub.spark.formats.store import name_in_sql
 from sfpubsub.spark.runtime.arrow import frame_of_rows
 from sfpubsub.spark.runtime.paths import Location
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
-from sfpubsub.spark.runtime.sql import quoted, sql_text
+from sfpubsub.spark.runtime.sql import sql_text
 
 FILES_NAME = "sidecars"
 """Name of the table with the files of a table that is not on a local disk, after an underscore."""
@@ -299,14 +300,6 @@ def files_of(table: Location, format: str, name: str, spark: SparkSession | None
         return LocalFiles(table.local / name)
     if spark is None:
         raise ConfigurationError(f"{table} is not local: pass a Spark session to access it")
-    return TableFiles(spark, *_table_of(table, format, spark), name)
-
-
-def _table_of(table: Location, format: str, spark: SparkSession) -> tuple[str, str, str]:  # noqa: A002
-    """Return the quoted name, the format and the address of the table with the files."""
-    place = f"{table.address}{'_' if table.in_catalog else '/_'}{FILES_NAME}"
-    if table.in_catalog:
-        return quoted(*place.split(".")), format, place
-    if format == "iceberg":
-        return quoted(*in_directory(spark, place)), format, place
-    return quoted("delta", place), format, place
+    address = f"{table.address}{'_' if table.in_catalog else '/_'}{FILES_NAME}"
+    place = Destination(format=format, address=address, in_catalog=table.in_catalog)
+    return TableFiles(spark, name_in_sql(spark, place), format, address, name)

@@ -22,7 +22,7 @@ from datetime import UTC, date, datetime, timedelta
 import pyarrow as pa
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.schema import BATCH_COLUMN, SCHEMA
+from sfpubsub.spark.raw.schema import BATCH_COLUMN, SCHEMA, with_comments
 
 LAYOUT = 1
 """Number of the layout of the tables that this version creates."""
@@ -30,7 +30,7 @@ LAYOUT = 1
 PARTITION = "ingest_date"
 """Name of the partition column, the day of writing (UTC)."""
 
-STORED = pa.schema([*SCHEMA, (PARTITION, pa.date32()), (BATCH_COLUMN, pa.string())])
+STORED = with_comments(pa.schema([*SCHEMA, (PARTITION, pa.date32()), (BATCH_COLUMN, pa.string())]))
 """All columns of a raw table. A Parquet table stores the values of the last two in the names of
 directories.
 """

@@ -1,21 +1,20 @@
-"""The common part of raw tables in Delta and Iceberg format.
+"""Raw tables in formats with a log.
 
-Each transaction by sfpubsub adds a `State` to the table, and optionally rows. A format must support
-two operations: finding the newest state, and committing a transaction only if sfpubsub has not
-committed another one since that state was read. This allows fencing: a writer starts by committing
-an empty transaction. After that, no older writer can commit, even if it was suspended during a
-commit and resumes a week later.
+Each transaction by sfpubsub adds a `State` to the table, as the note of a change
+(formats/store.py), and optionally rows. A table accepts the number of each state once. This allows
+fencing: a writer starts by committing an empty transaction. After that, no older writer can commit,
+even if it was suspended during a commit and resumes a week later.
 """
 
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
-from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 from pathlib import Path
 from typing import TypeVar
@@ -28,26 +27,26 @@ from pyspark.sql import functions as f
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.formats import Conflict, FormatError
 from sfpubsub.spark.formats.destination import Destination
-from sfpubsub.spark.raw.flushing import Flusher
-from sfpubsub.spark.raw.frames import (
-    columns_that_differ,
-    frame_of,
-    rows_among,
-)
+from sfpubsub.spark.formats.flushing import Flusher
+from sfpubsub.spark.formats.frames import columns_that_differ, spark_schema
+from sfpubsub.spark.formats.listing import paths_of_files
+from sfpubsub.spark.formats.store import Notes, Sessions, TableStore, open_store
 from sfpubsub.spark.raw.layout import PARTITION, STORED, day_of, end_of, start_of
-from sfpubsub.spark.raw.listing import paths_of_files
 from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.raw.schema import BATCH_COLUMN, SCHEMA, joined_keys
 from sfpubsub.spark.raw.sidecar_paths import STAGING_NAME
 from sfpubsub.spark.raw.sources import Source, joined
-from sfpubsub.spark.raw.state import State
-from sfpubsub.spark.raw.table import RawTable, StoredRow
+from sfpubsub.spark.raw.state import APPLICATION, State
+from sfpubsub.spark.raw.table import RawTable, StoredRow, rows_among
 from sfpubsub.spark.runtime.arrow import to_arrow
-from sfpubsub.spark.runtime.checks import check_file_system
-from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
+from sfpubsub.spark.runtime.checks import check_file_system, check_session
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.types import ReplayId
 
 T = TypeVar("T")
+
+# The text that the note of each of our transactions contains.
+_KEY = "sfpubsub.state"
 
 # Attempts to start writing a table. An attempt fails only if another writer, or a compaction,
 # commits at the same moment.
@@ -57,8 +56,20 @@ _FENCE_TRIES = 5
 _KEYS_AT_ONCE = 1_000_000
 
 
+def raw_store(
+    sessions: Sessions, place: Destination, scratch: Callable[[], Path | None] = lambda: None
+) -> TableStore:
+    """Return the store of a raw table; see `TableStore` for the arguments."""
+
+    def number_of(note: str | None) -> int | None:
+        state = State.from_json(note, str(place))
+        return None if state is None else state.number
+
+    return open_store(sessions, place, Notes(APPLICATION, _KEY, number_of), scratch)
+
+
 class LoggedTable(RawTable):
-    """Base class of raw tables in Delta and Iceberg format. Not thread-safe.
+    """A raw table in a format with a log. Not thread-safe.
 
     Args:
         spark: Session from which the writing session is created; its settings are not changed.
@@ -68,7 +79,7 @@ class LoggedTable(RawTable):
         org_id: Id of the org whose events will be written; None if it is not known.
 
     Raises:
-        ConfigurationError: Spark lacks the format's jars.
+        ConfigurationError: Spark lacks the jars of the format or the file system.
     """
 
     def __init__(
@@ -87,10 +98,17 @@ class LoggedTable(RawTable):
         self._state: State | None = None
         self._is_restored = False
         """Whether `_load` found that the table was restored to an older version."""
+        check_session(spark, place.format)
         if place.local is None and not place.in_catalog:
             check_file_system(spark, place.address)
-        self._spark = own_session(spark)
+        self._sessions = Sessions(spark, place)
+        self._store = raw_store(self._sessions, place, self._scratch)
+        self._exists = False
         self._flusher = None if place.local is None else Flusher(place.format, place.local)
+
+    @cached_property
+    def _spark(self) -> SparkSession:
+        return self._sessions.plain
 
     @property
     def _known(self) -> State:
@@ -148,7 +166,7 @@ class LoggedTable(RawTable):
                 found = self._load()
                 restored = self._is_restored
                 names = [source.name for source in found.sources] if found and restored else []
-                last = self._positions_of_rows(self._rows(), names) if restored else {}
+                last = self._positions_of_rows(self._store.read(), names) if restored else {}
             if found is None:
                 self._check_vacant()
                 found = State.first(self._sources, self._writer)
@@ -160,7 +178,7 @@ class LoggedTable(RawTable):
                 self.on_restored(found.sources, last)
             try:
                 with self._errors("cannot be written"):
-                    self._commit(None, found.taken_by(self._writer, sources, org_id))
+                    self._commit(None, found.taken_by(self._writer, sources, org_id), after=None)
             except Conflict:
                 continue
             return
@@ -195,7 +213,7 @@ class LoggedTable(RawTable):
         if self.next_seq == 0 or day_of(self.newest_time) < day_of(oldest):
             return  # there are no such rows, and Spark would need about 1 s to find that out
         with self._errors("cannot be read"):
-            frame = self._rows().where(f.col(PARTITION) >= f.lit(day_of(oldest)))
+            frame = self._store.read().where(f.col(PARTITION) >= f.lit(day_of(oldest)))
             frame = frame.select(PARTITION, "dedupe_key")
             some = to_arrow(frame.limit(_KEYS_AT_ONCE + 1))
             if len(some) <= _KEYS_AT_ONCE:
@@ -221,7 +239,7 @@ class LoggedTable(RawTable):
             return {}
         written = reduce(or_, [self._written(first, last) for first, last in spans])
         with self._errors("cannot be read"):
-            return rows_among(self._spark, self._rows().where(written), keys)
+            return rows_among(self._spark, self._store.read().where(written), keys)
 
     def _written(self, first: float, last: float) -> Column:
         """Return a condition that selects the partitions of rows written from *first* to *last*."""
@@ -229,7 +247,7 @@ class LoggedTable(RawTable):
 
     def _try_commit(self, rows: pa.Table | None, state: State, failed: str) -> None:
         try:
-            self._commit(rows, state)
+            self._commit(rows, state, after=self._known.number)
         except (Conflict, FormatError, *SPARK_ERRORS, pa.ArrowException) as error:
             self._look_for_another(error)
             raise WriteError(
@@ -277,25 +295,36 @@ class LoggedTable(RawTable):
         except (FormatError, *SPARK_ERRORS, pa.ArrowException) as error:
             raise WriteError(f"{self.place} {what}: {first_line(error)}") from error
 
-    def _commit(self, rows: pa.Table | None, state: State) -> None:
+    def _commit(self, rows: pa.Table | None, state: State, *, after: int | None) -> None:
         """Commit *rows* durably, and verify that the commit is in the table.
 
-        *state* becomes the current state.
+        Create the table if necessary. *state* becomes the current state.
+
+        Args:
+            rows: Rows with the table's columns; None for none.
+            state: State of the transaction.
+            after: See `TableStore.append`.
+
+        Raises:
+            Conflict: The transaction was not committed, because sfpubsub committed another one in
+                the meantime, the table was restored, or another program keeps changing it.
         """
-        self._write_rows(rows, state)
+        self._write(rows, state, after)
         if self._flusher is not None and self.place.local is not None:
             # Spark does not flush, but acked events must survive a power loss.
             self._flusher.flush([self.place.local])
         self._state = state
 
-    def _write_rows(self, rows: pa.Table | None, state: State) -> None:
-        """Do what `_write` does with rows in Arrow form; None stands for no rows."""
-        with self._frame(STORED.empty_table() if rows is None else rows) as frame:
-            self._write(frame, state, empty=rows is None)
-
-    def _frame(self, rows: pa.Table) -> AbstractContextManager[DataFrame]:
-        """Return rows as a DataFrame of the table's session, valid within a ``with`` block."""
-        return frame_of(self._spark, rows, scratch=self._scratch())
+    def _write(self, rows: pa.Table | None, state: State, after: int | None) -> None:
+        if not self._exists:
+            if not self._store.exists():
+                self._store.create(spark_schema(STORED), self._properties, partition=PARTITION)
+            self._exists = True
+        if not self._store.append(rows, state.number, state.to_json(), after=after):
+            raise Conflict(
+                f"nothing was written, because the table already has transaction {state.number}, "
+                f"or was restored to an earlier version: use only one writer for each table"
+            )
 
     def _scratch(self) -> Path | None:
         if self.place.local is None:
@@ -316,7 +345,7 @@ class LoggedTable(RawTable):
             known: An earlier state. Only its sources, writer, org, transaction number and
                 `State.next_seq` are used.
         """
-        rows = self._rows().orderBy(f.col("ingest_seq").desc())
+        rows = self._store.read().orderBy(f.col("ingest_seq").desc())
         found = rows.select("ingest_seq", PARTITION, "org_id").limit(1).collect()
         state = replace(
             State.first(known.sources, known.writer),
@@ -349,13 +378,42 @@ class LoggedTable(RawTable):
         ids = rows.where(own).groupBy("subscription").agg(last).collect()
         return {name: ReplayId(bytes(place)) for name, place in ids}
 
-    @abstractmethod
     def _load(self) -> State | None:
         """Return the newest state, or None if there is no table. Also set `_is_restored`.
 
         Raises:
             ConfigurationError: The table was not created by sfpubsub.
         """
+        self._is_restored = False
+        if not self._store.exists():
+            return None
+        told = self._store.told()
+        self._is_restored = told.is_restored
+        state = State.from_json(told.note, str(self.place))
+        if state is None:
+            rows = self._store.read()
+            if told.number == 0:
+                return self._adopted(rows)
+            self._check_columns(rows)
+            # Above any count of transactions, and above the time of an earlier loss.
+            number = told.number or time.time_ns() // 1000
+            return self._from_rows(State.first(self._sources, self._writer, number))
+        if told.is_restored or (not told.is_certain and self._is_outdated(state)):
+            return self._from_rows(state)
+        return state
+
+    def _is_outdated(self, state: State) -> bool:
+        """Return whether the table has newer rows than a state tells."""
+        ((newest,),) = self._store.read().agg(f.max("ingest_seq")).collect()
+        return newest is not None and newest >= state.next_seq
+
+    def _check_columns(self, rows: DataFrame) -> None:
+        misfits = columns_that_differ(rows.schema, STORED)
+        if misfits:
+            raise ConfigurationError(
+                f"{self.place} is not an sfpubsub table, or was created for sfpubsub with the "
+                f"wrong columns ({'; '.join(misfits)}): choose another destination"
+            )
 
     def _adopted(self, rows: DataFrame) -> State:
         """Return the initial state of an empty table that the user created in advance.
@@ -364,37 +422,12 @@ class LoggedTable(RawTable):
             ConfigurationError: A column of a raw table is missing or has the wrong type, or the
                 table already has rows.
         """
-        misfits = columns_that_differ(rows.schema, STORED)
-        if misfits:
-            raise ConfigurationError(
-                f"{self.place} is not an sfpubsub table, or was created for sfpubsub with the "
-                f"wrong columns ({'; '.join(misfits)}): choose another destination"
-            )
+        self._check_columns(rows)
         if rows.limit(1).count():
             raise ConfigurationError(
                 f"{self.place} has rows that sfpubsub did not write: choose another destination"
             )
         return State.first(self._sources, self._writer)
-
-    @abstractmethod
-    def _write(self, frame: DataFrame, state: State, *, empty: bool) -> None:
-        """Commit the rows with their state, on top of the state loaded or committed last.
-
-        Create the table if necessary. Return once the transaction is certainly in the table.
-
-        Args:
-            frame: Rows with the table's columns.
-            state: State of the transaction.
-            empty: Whether *frame* has no rows.
-
-        Raises:
-            Conflict: The transaction was not committed, because sfpubsub committed another one in
-                the meantime, or because another program keeps changing the table.
-        """
-
-    @abstractmethod
-    def _rows(self) -> DataFrame:
-        """Return the current rows of the table."""
 
 
 def _spans(counts: list[tuple[T, int]]) -> Iterator[tuple[T, T]]:

@@ -17,8 +17,8 @@ from pathlib import Path
 from sfpubsub.durable import replace_file, sync
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats import LOGS
+from sfpubsub.spark.formats.lease import LEASE_NAME
 from sfpubsub.spark.raw.layout import LAYOUT, PREFIX, check_layout
-from sfpubsub.spark.raw.lease import LEASE_NAME
 from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.raw.sidecar_paths import (
     IDENTITY_NAME,

@@ -41,13 +41,13 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.raw.frames import frame_of, rows_among, spark_schema
+from sfpubsub.spark.formats.frames import frame_of, spark_schema
 from sfpubsub.spark.raw.layout import PREFIX, day_of, end_of, start_of
 from sfpubsub.spark.raw.ownership import BATCH_PREFIX, POSITION_NAME, org_of, sources_of
 from sfpubsub.spark.raw.schema import SCHEMA, joined_keys
 from sfpubsub.spark.raw.sidecar_paths import STAGING_NAME
 from sfpubsub.spark.raw.sources import Source
-from sfpubsub.spark.raw.table import REMEMBERED_NAMES, RawTable, StoredRow
+from sfpubsub.spark.raw.table import REMEMBERED_NAMES, RawTable, StoredRow, rows_among
 from sfpubsub.spark.runtime.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
 from sfpubsub.types import ReplayId

@@ -31,27 +31,6 @@ CHANGE_HEADER = pa.struct(
     ]
 )
 
-# Columns are only ever added, at the end, and never change their types or meaning.
-SCHEMA = pa.schema(
-    [
-        ("event_id", pa.string()),  # empty if the event has none
-        ("dedupe_key", pa.binary()),
-        ("replay_id", pa.binary()),
-        ("topic", pa.string()),
-        ("subscription", pa.string()),
-        ("schema_id", pa.string()),
-        ("event_name", pa.string()),
-        ("event_time", TIME),  # null if the event has no time, or one that Spark cannot represent
-        ("received_at", TIME),
-        ("ingest_seq", pa.int64()),
-        ("payload", pa.binary()),
-        ("payload_json", pa.string()),  # null if the payload does not fit its schema
-        ("org_id", pa.string()),
-        ("change_header", CHANGE_HEADER),  # null unless it is a change event
-        ("headers", pa.map_(pa.string(), pa.binary())),  # null if the event has none
-    ]
-)
-
 # Extra column of the streaming source: the Avro schema as JSON, in the first row of each schema in
 # a task, so that the writer can store it.
 SCHEMA_JSON = "schema_json"
@@ -79,6 +58,43 @@ COMMENTS = {
     SCHEMA_JSON: "The Avro schema, in the first row of each schema of a task; else null",
     BATCH_COLUMN: "Id of the write that added the row; sorts in the order of writing",
 }
+
+
+def with_comments(columns: pa.Schema) -> pa.Schema:
+    """Return a schema with the comments of `COMMENTS` on the columns that are named there."""
+    commented = {
+        name: columns.field(name).with_metadata({"comment": COMMENTS[name]})
+        for name in columns.names
+        if name in COMMENTS
+    }
+    return pa.schema([commented.get(field.name, field) for field in columns])
+
+
+# Columns are only ever added, at the end, and never change their types or meaning.
+SCHEMA = with_comments(
+    pa.schema(
+        [
+            ("event_id", pa.string()),  # empty if the event has none
+            ("dedupe_key", pa.binary()),
+            ("replay_id", pa.binary()),
+            ("topic", pa.string()),
+            ("subscription", pa.string()),
+            ("schema_id", pa.string()),
+            ("event_name", pa.string()),
+            (
+                "event_time",
+                TIME,
+            ),  # null if the event has no time, or one that Spark cannot represent
+            ("received_at", TIME),
+            ("ingest_seq", pa.int64()),
+            ("payload", pa.binary()),
+            ("payload_json", pa.string()),  # null if the payload does not fit its schema
+            ("org_id", pa.string()),
+            ("change_header", CHANGE_HEADER),  # null unless it is a change event
+            ("headers", pa.map_(pa.string(), pa.binary())),  # null if the event has none
+        ]
+    )
+)
 
 
 def check_rows(rows: pa.Table) -> pa.Table:

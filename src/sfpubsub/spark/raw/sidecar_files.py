@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.formats import TARGET_FORMATS
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.raw.files import FILE_COLUMNS, FILES_NAME, Files
 from sfpubsub.spark.raw.ownership import local_sidecar
@@ -87,7 +88,7 @@ def _stored(spark: SparkSession, place: Destination) -> DataFrame:
     if place.in_catalog:
         return spark.read.table(quoted(*f"{place.address}_{FILES_NAME}".split(".")))
     url = f"{place.address}/_{FILES_NAME}"
-    for format_ in ("delta", "iceberg"):
+    for format_ in TARGET_FORMATS:
         try:
             found = spark.read.format(format_).load(url)
         except SPARK_ERRORS:

@@ -52,9 +52,9 @@ class State:
     """18-character id of the org whose events the table contains; None if it is not known."""
 
     @classmethod
-    def first(cls, sources: tuple[Source, ...], writer: str) -> State:
+    def first(cls, sources: tuple[Source, ...], writer: str, number: int = 0) -> State:
         """Return the state of an empty table."""
-        return cls(sources, writer, uuid.uuid4().hex, 0)
+        return cls(sources, writer, uuid.uuid4().hex, number)
 
     def taken_by(self, writer: str, sources: tuple[Source, ...], org_id: str | None) -> State:
         """Return the state after an empty transaction, with which *writer* fences off earlier

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from sfpubsub.spark.raw.sources import Source
+from sfpubsub.spark.runtime.arrow import frame_of_rows, to_arrow
 from sfpubsub.types import ReplayId
 
 # Number of batch names that a table remembers. A stream repeats only its last batch, so this many
@@ -157,3 +160,23 @@ class RawTable(ABC):
         Raises:
             WriteError: It is unknown whether the positions are durable; call `recover`.
         """
+
+
+def rows_among(
+    spark: SparkSession, rows: DataFrame, keys: Collection[bytes]
+) -> dict[bytes, StoredRow]:
+    """Return, for each of *keys*, the row with that key and the lowest ``ingest_seq``.
+
+    Keys without a row are missing from the result. The keys are sent to the executors, which return
+    only the rows that match.
+
+    Args:
+        spark: The session of *rows*.
+        rows: Rows with the columns of a `StoredRow`; other columns are not read.
+        keys: Dedupe keys, at least one. All are in memory at once, so pass those of one batch.
+    """
+    wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
+    asked = f.broadcast(frame_of_rows(spark, wanted))
+    found = to_arrow(rows.select(*StoredRow.COLUMNS).join(asked, "dedupe_key", "left_semi"))
+    stored = [StoredRow(**row) for row in found.sort_by([("ingest_seq", "descending")]).to_pylist()]
+    return {row.dedupe_key: row for row in stored}

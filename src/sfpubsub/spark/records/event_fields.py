@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sfpubsub.avro.columns import merge, names_of, paths_of
 from sfpubsub.avro.typed_rows import Plan
-from sfpubsub.spark.raw.frames import sql_type
+from sfpubsub.spark.formats.frames import sql_type
 from sfpubsub.spark.records.described import FIRST_DAY, LAST_DAY, Column, number_of
 from sfpubsub.spark.runtime.sql import quoted, sql_text
 

@@ -26,8 +26,8 @@ from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.rest import ObjectDescription
 from sfpubsub.rest.scope import Scope, scope_of
+from sfpubsub.spark.formats.frames import mapped, spark_schema, sql_type
 from sfpubsub.spark.formats.target import LAST, Target, TargetTable, parquet_of
-from sfpubsub.spark.raw.frames import mapped, spark_schema, sql_type
 from sfpubsub.spark.records.columns import Columns
 from sfpubsub.spark.records.fold import Fields, Reason
 from sfpubsub.spark.records.rows import (

@@ -34,7 +34,7 @@ check_version(pyspark.__version__)  # before the imports, which would fail with 
 from pyspark.sql.datasource import DataSource  # noqa: E402
 from pyspark.sql.types import StructType  # noqa: E402
 
-from sfpubsub.spark.raw.frames import spark_schema  # noqa: E402
+from sfpubsub.spark.formats.frames import spark_schema  # noqa: E402
 from sfpubsub.spark.stream.batch import EventReader  # noqa: E402
 from sfpubsub.spark.stream.options import SourceOptions, refuse_credential  # noqa: E402
 from sfpubsub.spark.stream.partition import SOURCE_SCHEMA  # noqa: E402

@@ -18,7 +18,7 @@ from sfpubsub.avro.codec import Codec, NoCodec
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.errors import DecodeError, SchemaError
 from sfpubsub.spark.raw.rows import read_table
-from sfpubsub.spark.raw.schema import SCHEMA, SCHEMA_JSON
+from sfpubsub.spark.raw.schema import SCHEMA, SCHEMA_JSON, with_comments
 from sfpubsub.types import Gap, RawEvent, ReplayId, dedupe_key
 
 # ``event_name`` of a row that marks a gap, where events may be missing.
@@ -30,7 +30,7 @@ MAX_TASK_EVENTS = 10_000
 MAX_TASK_BYTES = 4 * 1024 * 1024
 
 # The columns of the source: those of the raw table, and the Avro schema.
-SOURCE_SCHEMA = SCHEMA.append(pa.field(SCHEMA_JSON, pa.string()))
+SOURCE_SCHEMA = with_comments(SCHEMA.append(pa.field(SCHEMA_JSON, pa.string())))
 
 _WIRE = pa.schema(
     [

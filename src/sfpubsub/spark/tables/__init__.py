@@ -18,7 +18,7 @@ def open_target(
     """Open a target for writing tables, locking it against other processes.
 
     Args:
-        spark: A classic session with the format's jars.
+        spark: A session with the format's jars.
         target: A directory, written with a slash (``./tables``) or as a `Path`; a URL of any
             scheme that Spark supports; or ``catalog.schema``.
         format: ``delta`` or ``iceberg``.
@@ -26,11 +26,4 @@ def open_target(
     Raises:
         ConfigurationError: The target is not valid, or another process is writing there.
     """
-    place = Destination.of_tables(target, format)
-    if format == "delta":
-        from sfpubsub.spark.tables.delta_target import DeltaTarget
-
-        return DeltaTarget(spark, place)
-    from sfpubsub.spark.tables.iceberg_target import IcebergTarget
-
-    return IcebergTarget(spark, place)
+    return Target(spark, Destination.of_tables(target, format))

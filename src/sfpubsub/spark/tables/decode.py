@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame
 
 from sfpubsub.avro.columns import BATCH, ENVELOPE
 from sfpubsub.avro.typed_rows import Plan, decode_rows
+from sfpubsub.spark.formats.frames import spark_schema
 from sfpubsub.spark.formats.target import parquet_of
-from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.records.step import UNDECODABLE_NAME
 from sfpubsub.spark.runtime.arrow import to_arrow
 

@@ -33,6 +33,7 @@ from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.destination import check_raw_table, format_of
 from sfpubsub.spark.raw.organisation import one_org
+from sfpubsub.spark.raw.schema import with_comments
 from sfpubsub.spark.records.follower import RecordTables
 from sfpubsub.spark.records.step import UNDECODABLE_NAME, Follower, StepPlan
 from sfpubsub.spark.records.table import Describe
@@ -432,7 +433,8 @@ class EventTables:
         decoded = self._decoded(plan, self._types.plans(plan.schema_ids))
         if UNDECODABLE_NAME in decoded.files:
             undecodable = self.target.table(UNDECODABLE_NAME)
-            undecodable.make(pa.schema([*UNDECODABLE, *BATCH]), {"kind": "undecodable"})
+            columns = with_comments(pa.schema([*UNDECODABLE, *BATCH]))
+            undecodable.make(columns, {"kind": "undecodable"})
             undecodable.append(decoded.files[UNDECODABLE_NAME], plan.number)
         with ThreadPoolExecutor(_COMMITS_AT_ONCE) as pool:
             done = [

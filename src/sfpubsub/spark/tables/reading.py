@@ -12,12 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from sfpubsub.avro.columns import BATCH, UNDECODABLE
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats.destination import Destination
-from sfpubsub.spark.formats.iceberg import Iceberg, in_directory
-from sfpubsub.spark.formats.target import FACTS
-from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.formats.frames import spark_schema
+from sfpubsub.spark.formats.target import facts_of
 from sfpubsub.spark.records.step import UNDECODABLE_NAME
-from sfpubsub.spark.runtime.session import first_line, own_session
-from sfpubsub.spark.runtime.sql import quoted
+from sfpubsub.spark.runtime.session import first_line
 from sfpubsub.spark.tables.steps import STEPS_NAME
 
 
@@ -40,13 +38,13 @@ def read_typed(
     Raises:
         ConfigurationError: The table does not exist or cannot be read.
     """
-    place = Destination.of_tables(tables, format)
+    place = Destination.of_tables(tables, format).table(name)
     try:
         if place.in_catalog:
-            return spark.read.table(place.of(name))
-        return spark.read.format(place.format).load(place.of(name))
+            return spark.read.table(place.in_sql)
+        return spark.read.format(place.format).load(place.url)
     except AnalysisException as error:
-        raise ConfigurationError(f"{place.of(name)} cannot be read: {first_line(error)}") from error
+        raise ConfigurationError(f"{place} cannot be read: {first_line(error)}") from error
 
 
 def org_of(spark: SparkSession, place: Destination) -> str | None:
@@ -54,22 +52,7 @@ def org_of(spark: SparkSession, place: Destination) -> str | None:
 
     None if it is not known, or if the target has no steps (steps.py).
     """
-    name = place.of(STEPS_NAME)
-    try:
-        if place.format == "delta":
-            if not place.in_catalog:
-                local = place.local
-                name = quoted("delta", name if local is None else str(local / STEPS_NAME))
-            (detail,) = spark.sql(f"DESCRIBE DETAIL {name}").collect()
-            properties = dict(detail["properties"])
-        else:
-            own = own_session(spark)
-            parts = place.address.split(".") if place.in_catalog else in_directory(own, name)
-            path = (*parts, STEPS_NAME) if place.in_catalog else parts
-            properties = Iceberg(own, path, FACTS).properties()
-    except AnalysisException:  # there are none
-        return None
-    facts = json.loads(properties.get(FACTS, "{}"))
+    facts = facts_of(spark, place.table(STEPS_NAME))
     found = json.loads(facts.get("identity", "{}")).get("org_id")
     return None if found is None else str(found)
 

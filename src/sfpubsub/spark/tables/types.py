@@ -17,6 +17,7 @@ from sfpubsub.avro.columns import columns_of, merge
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.errors import ConfigurationError, SchemaError
 from sfpubsub.spark.formats.target import Target
+from sfpubsub.spark.raw.schema import with_comments
 from sfpubsub.stores.schema_store import SchemaStore
 
 TYPED = "typed"
@@ -105,7 +106,7 @@ class EventTypes:
         known = {**plan.schemas, **texts}
         if name not in self._plans or known.keys() != plan.schemas.keys():
             facts = {"kind": TYPED, "schema_ids": json.dumps(list(known))}
-            table.make(Plan(known, columns).output, facts)
+            table.make(with_comments(Plan(known, columns).output), facts)
         self._plans[name] = Plan(known, columns)
         return self._plans[name]
 

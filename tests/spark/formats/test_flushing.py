@@ -18,9 +18,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.spark import EventWriter
-from sfpubsub.spark.formats.target import parquet_of
-from sfpubsub.spark.raw import flushing
-from sfpubsub.spark.raw.flushing import (
+from sfpubsub.spark.formats import flushing
+from sfpubsub.spark.formats.flushing import (
     Flusher,
     Mark,
     delta_added,
@@ -29,6 +28,7 @@ from sfpubsub.spark.raw.flushing import (
     iceberg_newest,
     vector_path,
 )
+from sfpubsub.spark.formats.target import parquet_of
 from sfpubsub.spark.tables import open_target
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.sample_events import NOW, TOPIC, batch_of

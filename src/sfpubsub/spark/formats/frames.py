@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from sfpubsub.spark.raw.schema import COMMENTS
-from sfpubsub.spark.raw.table import StoredRow
-from sfpubsub.spark.runtime.arrow import frame_of_rows, to_arrow
+from sfpubsub.spark.runtime.arrow import frame_of_rows
 from sfpubsub.spark.runtime.paths import file_url
 from sfpubsub.spark.runtime.session import is_connect
 from sfpubsub.spark.runtime.sql import quoted, sql_text
@@ -39,13 +36,11 @@ _ROWS_OF_A_PIECE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 def spark_schema(columns: pa.Schema) -> StructType:
     """Convert an Arrow schema to a Spark schema, with comments on the columns.
 
-    A column's comment is its metadata ``comment``, or else its entry in `COMMENTS`. Timestamps get
-    Spark's type TIMESTAMP.
+    A column's comment is its metadata ``comment``. Timestamps get Spark's type TIMESTAMP.
     """
     found = from_arrow_schema(columns)
     for field, own in zip(found.fields, columns, strict=True):
-        said = (own.metadata or {}).get(b"comment", b"").decode()
-        if comment := said or COMMENTS.get(field.name):
+        if comment := (own.metadata or {}).get(b"comment", b"").decode():
             field.metadata = {"comment": comment}
     return found
 
@@ -68,12 +63,12 @@ def columns_that_differ(found: StructType, wanted: pa.Schema) -> list[str]:
     return clauses
 
 
-def column_definitions(columns: pa.Schema) -> str:
+def column_definitions(columns: StructType) -> str:
     """Return the columns as SQL column definitions, with comments."""
     return ", ".join(
         f"{quoted(field.name)} {sql_type(field.dataType)} COMMENT "
         f"{sql_text(field.metadata.get('comment', ''))}"
-        for field in spark_schema(columns)
+        for field in columns
     )
 
 
@@ -113,13 +108,6 @@ def _mapped(
     return function(pa.RecordBatch.from_arrays(each.columns, columns) for each in batches)
 
 
-def with_comments(rows: DataFrame) -> DataFrame:
-    """Add the comments in `COMMENTS` to the columns."""
-    return rows.select(
-        [f.col(quoted(n)).alias(n, metadata={"comment": COMMENTS.get(n, "")}) for n in rows.columns]
-    )
-
-
 @contextmanager
 def frame_of(
     spark: SparkSession, rows: pa.Table, *, scratch: Path | None = None
@@ -144,26 +132,6 @@ def frame_of(
             .parquet(_no_pattern(file_url(path)))
             .coalesce(1)
         )
-
-
-def rows_among(
-    spark: SparkSession, rows: DataFrame, keys: Collection[bytes]
-) -> dict[bytes, StoredRow]:
-    """Return, for each of *keys*, the row with that key and the lowest ``ingest_seq``.
-
-    Keys without a row are missing from the result. The keys are sent to the executors, which return
-    only the rows that match.
-
-    Args:
-        spark: The session of *rows*.
-        rows: Rows with the columns of a `StoredRow`; other columns are not read.
-        keys: Dedupe keys, at least one. All are in memory at once, so pass those of one batch.
-    """
-    wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
-    asked = f.broadcast(frame_of_rows(spark, wanted))
-    found = to_arrow(rows.select(*StoredRow.COLUMNS).join(asked, "dedupe_key", "left_semi"))
-    stored = [StoredRow(**row) for row in found.sort_by([("ingest_seq", "descending")]).to_pylist()]
-    return {row.dedupe_key: row for row in stored}
 
 
 def _is_local(spark: SparkSession) -> bool:

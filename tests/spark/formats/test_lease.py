@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from sfpubsub.errors import ConfigurationError, WriteError
-from sfpubsub.spark.raw import lease as leases
-from sfpubsub.spark.raw.lease import Lease
+from sfpubsub.spark.formats import lease as leases
+from sfpubsub.spark.formats.lease import Lease
 from sfpubsub.spark.runtime.process import Process, check_jvm, running_jvm
 
 HOLDER = """
 import sys
 from pathlib import Path
-from sfpubsub.spark.raw.lease import Lease
+from sfpubsub.spark.formats.lease import Lease
 lease = Lease.acquire(Path(sys.argv[1]), int(sys.argv[2]))
 print("held", flush=True)
 sys.stdin.read()

@@ -6,8 +6,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from sfpubsub.spark.raw import frames
+from sfpubsub.spark.formats import frames
 from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.spark.raw.table import rows_among
 from sfpubsub.spark.runtime.session import own_session
 
 
@@ -36,5 +37,5 @@ def test_the_session_of_the_caller_stays_active(spark: SparkSession):
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
     rows = own_session(spark).createDataFrame(SCHEMA.empty_table())
     sessions.setActiveSession(spark._jsparkSession)
-    assert frames.rows_among(own_session(spark), rows, [b"key"]) == {}
+    assert rows_among(own_session(spark), rows, [b"key"]) == {}
     assert sessions.getActiveSession().get().equals(spark._jsparkSession)
