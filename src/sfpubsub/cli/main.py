@@ -42,6 +42,7 @@ COMMANDS = {
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),
     "ingest": ("sfpubsub.cli.ingest", "Write events to a table with PySpark, each exactly once."),
     "lag": ("sfpubsub.cli.lag", "Show the progress of commands on this machine."),
+    "maintain": ("sfpubsub.cli.maintain", "Rewrite small files of tables as large ones."),
     "mirror": ("sfpubsub.cli.mirror", "Keep tables in sync with objects of the org, with PySpark."),
     "managed": ("sfpubsub.cli.managed", "Administer managed subscriptions."),
     "publish": ("sfpubsub.cli.publish", "Publish the events of a JSON Lines file."),

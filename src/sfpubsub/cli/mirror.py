@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import gc
 import json
-import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from sfpubsub.cli import mirror_tools
 from sfpubsub.cli.live import echo
 from sfpubsub.cli.main import INTERRUPTED
-from sfpubsub.cli.params import ManagedName, Seconds, TableLocation, Topic
+from sfpubsub.cli.params import Duration, ManagedName, Seconds, TableLocation, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.source_watch import SourceWatch
 from sfpubsub.cli.spark_options import require_spark, spark_options, spark_settings
@@ -33,27 +32,6 @@ from sfpubsub.spark.mirror.settings import DEFAULT_BULK_FROM, DEFAULT_PIECE_ROWS
 if TYPE_CHECKING:
     from sfpubsub.spark.mirror.mirror import Mirror
     from sfpubsub.spark.mirror.settings import Deletes
-
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-class Duration(click.types.StringParamType):
-    """Parameter type for a duration such as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the duration in seconds."""
-        if isinstance(value, (int, float)):
-            return float(value)
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value, re.ASCII)
-        if found is None:
-            self.fail(
-                f"{value!r} is not a valid duration: use a form such as 90s, 10m, 24h or 7d",
-                param,
-                ctx,
-            )
-        return float(found[1]) * _UNITS[found[2] or "s"]
 
 
 @click.group("mirror")

@@ -14,6 +14,9 @@ from sfpubsub.spark.runtime.paths import What, kind_of
 # Prefixes of channels that exist only in the Streaming API.
 _CHANNELS = ("/topic/", "/u/")
 
+# Units of a duration, in seconds.
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
 
 class Seconds(click.FloatRange):
     """Parameter type for a finite number of seconds.
@@ -31,6 +34,25 @@ class Seconds(click.FloatRange):
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is not a finite number of seconds.", param, ctx)
         return seconds
+
+
+class Duration(click.types.StringParamType):
+    """Parameter type for a duration such as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the duration in seconds."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value, re.ASCII)
+        if found is None:
+            self.fail(
+                f"{value!r} is not a valid duration: use a form such as 90s, 10m, 24h or 7d",
+                param,
+                ctx,
+            )
+        return float(found[1]) * _UNITS[found[2] or "s"]
 
 
 class Topic(click.types.StringParamType):

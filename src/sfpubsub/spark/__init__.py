@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sfpubsub.spark.stream.foreach_batch import ForeachBatchWriter
     from sfpubsub.spark.tables.changes import change_headers, field_changes
     from sfpubsub.spark.tables.engine import EventTables, StepReport
+    from sfpubsub.spark.tables.maintenance import Maintained, maintain
     from sfpubsub.spark.tables.reading import read_typed, read_undecodable
 
 _HOMES = {
@@ -42,6 +43,7 @@ _HOMES = {
     "Ingest": "sfpubsub.spark.ingest.ingest",
     "IngestJob": "sfpubsub.spark.ingest.job",
     "IngestSettings": "sfpubsub.spark.ingest.settings",
+    "Maintained": "sfpubsub.spark.tables.maintenance",
     "Mirror": "sfpubsub.spark.mirror.mirror",
     "MirrorReport": "sfpubsub.spark.mirror.settings",
     "MirrorSettings": "sfpubsub.spark.mirror.settings",
@@ -58,6 +60,7 @@ _HOMES = {
     "WriteResult": "sfpubsub.spark.ingest.result",
     "change_headers": "sfpubsub.spark.tables.changes",
     "field_changes": "sfpubsub.spark.tables.changes",
+    "maintain": "sfpubsub.spark.tables.maintenance",
     "read_sidecar": "sfpubsub.spark.raw.sidecar_files",
     "read_typed": "sfpubsub.spark.tables.reading",
     "read_undecodable": "sfpubsub.spark.tables.reading",
@@ -72,6 +75,7 @@ __all__ = [
     "Ingest",
     "IngestJob",
     "IngestSettings",
+    "Maintained",
     "Mirror",
     "MirrorReport",
     "MirrorSettings",
@@ -88,6 +92,7 @@ __all__ = [
     "WriteResult",
     "change_headers",
     "field_changes",
+    "maintain",
     "read_sidecar",
     "read_typed",
     "read_undecodable",

@@ -297,7 +297,7 @@ def test_a_step_that_another_writer_commits_first_is_rejected(fast_target, monke
 
     def before_the_other(self, found):
         number = number_in(self, found)
-        if self is table._store:
+        if self is table.store:
             monkeypatch.undo()
             other.append([parquet_of(rows(0))], 1)
         return number
@@ -357,7 +357,7 @@ def test_features_that_an_administrator_switched_on_are_kept(fast_target, change
     fast_target.spark.sql(f"ALTER TABLE {name} {change}")
     assert table.append([parquet_of(rows(1))], 2)
     assert not table.append([parquet_of(rows(1))], 2)
-    assert (table._store._kept() is not None) == is_kept
+    assert (table.store._kept() is not None) == is_kept
     assert (table.step(), seqs(table)) == (2, [0, 1])
     assert TargetTable(fast_target, "Order_Event__e").step() == 2
     if is_kept:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import math
 import os
 import re
 import time
@@ -35,7 +36,7 @@ from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats import Conflict, FormatError
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.formats.frames import column_definitions
-from sfpubsub.spark.formats.store import UNORDERED, Notes, Sessions, TableStore, Told
+from sfpubsub.spark.formats.store import UNORDERED, Files, Notes, Sessions, TableStore, Told
 from sfpubsub.spark.runtime.arrow import frame_of_rows
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.runtime.sql import pairs_in_sql, quoted
@@ -61,6 +62,10 @@ _KEPT = {"appendOnly", "invariants", "checkConstraints", "deletionVectors"}
 # Table property after whose duration Delta forgets our numbers. Spark's writer knows how.
 _RETENTION = "delta.setTransactionRetentionDuration"
 
+# Table property: how long VACUUM keeps old files; and its default.
+_FILE_RETENTION = "delta.deletedFileRetentionDuration"
+_WEEK = "interval 168 hours"
+
 # The highest writer version of which these are all features.
 _KEPT_VERSION = 3
 
@@ -81,6 +86,11 @@ _BOUNDED = (
     "batch",
     "_piece",
 )
+
+# Properties of a table with many small changes: mark rows as deleted instead of rewriting files,
+# and rewrite small files as one when there are 50
+# (spark.databricks.delta.autoCompact.minNumFiles).
+_MERGED = {"delta.enableDeletionVectors": "true", "delta.autoOptimize.autoCompact": "true"}
 
 # Commits between checkpoints of the log, each of which costs Spark six jobs. Delta's default of 10
 # is too frequent for tables with a small commit every few seconds. A new reader reads at most this
@@ -239,7 +249,7 @@ class DeltaStore(TableStore):
             "delta.dataSkippingStatsColumns": ",".join(
                 name for name in _BOUNDED if name in columns.names
             ),
-            **({"delta.enableDeletionVectors": "true"} if merged else {}),
+            **(_MERGED if merged else {}),
             **properties,
         }
         if partition is not None and not self._place.in_catalog:
@@ -268,6 +278,26 @@ class DeltaStore(TableStore):
             nothing = frame_of_rows(self._spark, [], columns)
             writer = nothing.write.format("delta").mode("append")
             self._save(writer.option("mergeSchema", "true"))
+
+    def files(self) -> Files:
+        """See `TableStore`."""
+        found = self._detail()
+        return Files(int(found["numFiles"]), int(found["sizeInBytes"]))
+
+    def compact(self, where: str | None = None) -> None:
+        """See `TableStore`."""
+        only = "" if where is None else f" WHERE {where}"
+        self._spark.sql(f"OPTIMIZE {self._name}{only}")
+
+    def expire(self, age: float) -> None:
+        """See `TableStore`.
+
+        Newer versions of Delta ignore VACUUM's clause RETAIN; all use the table's property.
+        """
+        wanted = f"interval {math.ceil(age / 3600)} hours"
+        if self.properties().get(_FILE_RETENTION, _WEEK) != wanted:
+            self.set({_FILE_RETENTION: wanted})
+        self._spark.sql(f"VACUUM {self._name}")
 
     def read(self, spark: SparkSession | None = None, version: str | None = None) -> DataFrame:
         """See `TableStore`."""

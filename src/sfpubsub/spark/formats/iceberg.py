@@ -25,8 +25,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -36,7 +38,7 @@ from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.formats import Conflict
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.formats.frames import spark_schema, sql_type
-from sfpubsub.spark.formats.store import UNORDERED, Notes, Sessions, TableStore, Told
+from sfpubsub.spark.formats.store import UNORDERED, Files, Notes, Sessions, TableStore, Told
 from sfpubsub.spark.runtime.arrow import arrow_schema, frame_of_rows
 from sfpubsub.spark.runtime.paths import EXACT_PATHS, Location, is_object_store
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
@@ -78,6 +80,9 @@ _OURS, _HEX = "sfpubsub.", "hex:"
 _MAIN = "main"
 _STAGED = "sfpubsub_"  # begins the name of a branch with a staged change
 _CATALOG = "sfpubsub_"  # begins the name of our catalog for the tables in a directory
+
+# Number of files with deletes of a data file's rows, from which on a compaction rewrites the file.
+_MOST_DELETES = 10
 
 # Attempts to publish. An attempt fails only if something else was committed within the same few
 # tenths of a second.
@@ -314,6 +319,40 @@ class IcebergStore(TableStore):
         is_restored = there is not None or (id_ in history.snapshots and not is_left)
         return Told(copied, told, is_restored, is_certain=is_restored)
 
+    def files(self) -> Files:
+        """See `TableStore`. Files with deletes count as well."""
+        self._refresh(self._spark, self._name)
+        ((count, size),) = self._spark.sql(
+            f"SELECT count(*), coalesce(sum(file_size_in_bytes), 0) FROM {self._name}.files"  # noqa: S608
+        ).collect()
+        return Files(count, size)
+
+    def compact(self, where: str | None = None) -> None:
+        """See `TableStore`."""
+        only = "" if where is None else f", where => {sql_text(where)}"
+        self._call(
+            "rewrite_data_files",
+            f"options => map('min-input-files', '2', 'delete-file-threshold', "
+            f"'{_MOST_DELETES}'){only}",
+        )
+
+    def expire(self, age: float) -> None:
+        """See `TableStore`. Our notes outlive their snapshots."""
+        oldest = datetime.now(UTC) - timedelta(seconds=age)
+        text = oldest.strftime("%Y-%m-%d %H:%M:%S")
+        self._call(
+            "expire_snapshots", f"older_than => TIMESTAMP {sql_text(text)}, retain_last => 1"
+        )
+
+    def _call(self, procedure: str, arguments: str) -> Any:
+        """Call one of Iceberg's procedures for the table, and return its only row."""
+        catalog = self._path[0]
+        # A table in Spark's own catalog is reached through the session's default.
+        is_catalog = self._spark.conf.get(f"spark.sql.catalog.{catalog}", None) is not None
+        name = f"{quoted(catalog)}.system" if is_catalog else "system"
+        table = sql_text(self._name)
+        return self._spark.sql(f"CALL {name}.{procedure}(table => {table}, {arguments})").first()
+
     def _is_ours(self, note: str | None) -> bool:
         return self._notes.number_of(note) is not None
 
@@ -420,14 +459,8 @@ class IcebergStore(TableStore):
         """Publish a staged change, and return the tip of the main branch before that."""
         if history.refs.get(branch) != staged.id:
             self.alter(f"CREATE OR REPLACE BRANCH {branch} AS OF VERSION {staged.id}")
-        # A table in Spark's own catalog is reached through the session's default.
-        catalog = self._path[0]
-        is_catalog = self._spark.conf.get(f"spark.sql.catalog.{catalog}", None) is not None
-        procedures = f"{quoted(catalog)}.system" if is_catalog else "system"
-        (row,) = self._spark.sql(
-            f"CALL {procedures}.fast_forward(table => {sql_text(self._name)}, "
-            f"branch => {sql_text(_MAIN)}, to => {sql_text(branch)})"
-        ).collect()
+        arguments = f"branch => {sql_text(_MAIN)}, to => {sql_text(branch)}"
+        row = self._call("fast_forward", arguments)
         previous = row["previous_ref"]
         return None if previous is None else int(previous)
 

@@ -97,6 +97,15 @@ class Notes:
 
 
 @dataclass(frozen=True)
+class Files:
+    """The live files with a table's rows."""
+
+    count: int
+    size: int
+    """Their total size in bytes."""
+
+
+@dataclass(frozen=True)
 class Told:
     """What a table's log tells of our changes."""
 
@@ -210,6 +219,24 @@ class TableStore(ABC):
 
         What the log no longer tells is not noticed.
         """
+
+    @abstractmethod
+    def files(self) -> Files:
+        """Return the number and size of the files that a reader of the whole table opens."""
+
+    @abstractmethod
+    def compact(self, where: str | None = None) -> None:
+        """Write the rows of small files into fewer, larger ones; the rows stay the same.
+
+        Our own changes must rest meanwhile, except for appends to other partitions.
+
+        Args:
+            where: SQL condition over the partition column; None for the whole table.
+        """
+
+    @abstractmethod
+    def expire(self, age: float) -> None:
+        """Remove files that only versions need which are older than an *age* in seconds."""
 
     @abstractmethod
     def number(self) -> int | None:

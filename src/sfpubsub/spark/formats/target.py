@@ -181,7 +181,7 @@ class TargetTable:
         self.name = name
         self.place = target.place.table(name)
         self._sessions = target.sessions
-        self._store: TableStore = open_store(target.sessions, self.place, _NOTES)
+        self.store: TableStore = open_store(target.sessions, self.place, _NOTES)
         self._exists = False
 
     def exists(self) -> bool:
@@ -191,8 +191,8 @@ class TargetTable:
             ConfigurationError: A table with this name exists, but was not created by this package.
         """
         with self._errors("cannot be read"):
-            if not self._exists and self._store.exists():
-                if FACTS not in self._store.properties():
+            if not self._exists and self.store.exists():
+                if FACTS not in self.store.properties():
                     raise ConfigurationError(
                         f"{self.place} is a table that sfpubsub did not create: choose another "
                         f"target"
@@ -225,14 +225,14 @@ class TargetTable:
         if not self.exists():
             return {}
         with self._errors("cannot be read"):
-            return dict(json.loads(self._store.properties()[FACTS]))
+            return dict(json.loads(self.store.properties()[FACTS]))
 
     def columns(self) -> list[str]:
         """Return the names of the table's columns in order; empty if there is no table."""
         if not self.exists():
             return []
         with self._errors("cannot be read"):
-            return list(self._store.columns().fieldNames())
+            return list(self.store.columns().fieldNames())
 
     def make(
         self, columns: pa.Schema, facts: Mapping[str, str] | None = None, *, merged: bool = False
@@ -256,12 +256,12 @@ class TargetTable:
         there = self.exists()
         with self._errors("cannot be created"):
             if not there:
-                self._store.create(spark_schema(columns), {FACTS: text}, merged=merged)
+                self.store.create(spark_schema(columns), {FACTS: text}, merged=merged)
                 self._exists = True
                 return
-            self._store.widen(spark_schema(columns))
-            if facts is not None and self._store.properties()[FACTS] != text:
-                self._store.set({FACTS: text})
+            self.store.widen(spark_schema(columns))
+            if facts is not None and self.store.properties()[FACTS] != text:
+                self.store.set({FACTS: text})
 
     def append(self, files: Sequence[bytes], step: int, part: int = LAST) -> bool:
         """Add the rows of Parquet files.
@@ -280,7 +280,7 @@ class TargetTable:
         with self._errors("was not written"):
             rows = [pq.read_table(io.BytesIO(file)) for file in files]
             everything = pa.concat_tables(rows) if rows else None
-            is_made = self._store.append(everything, number, _note_of(number))
+            is_made = self.store.append(everything, number, _note_of(number))
         if not is_made:
             found = self._number()
             if found is not None and found < number:
@@ -314,7 +314,7 @@ class TargetTable:
         """
         number = _PARTS * step + part
         with self._errors("was not changed"):
-            is_made = self._store.merge(
+            is_made = self.store.merge(
                 source, on, number, _note_of(number), replaced=replaced, added=added
             )
         self._check_ours(number, is_made=is_made)
@@ -329,7 +329,7 @@ class TargetTable:
         """
         number = _PARTS * step + part
         with self._errors("was not written"):
-            is_made = self._store.insert(source, number, _note_of(number))
+            is_made = self.store.insert(source, number, _note_of(number))
         self._check_ours(number, is_made=is_made)
 
     def delete(self, condition: str, step: int, part: int = LAST) -> None:
@@ -342,17 +342,17 @@ class TargetTable:
         """
         number = _PARTS * step + part
         with self._errors("was not changed"):
-            is_made = self._store.delete(condition, number, _note_of(number))
+            is_made = self.store.delete(condition, number, _note_of(number))
         self._check_ours(number, is_made=is_made)
 
     def read(self) -> DataFrame:
         """Return the table's current rows as a DataFrame of the session `Target.spark`."""
         with self._errors("cannot be read"):
-            return self._store.read(self._sessions.changing)
+            return self.store.read(self._sessions.changing)
 
     def _number(self) -> int | None:
         with self._errors("cannot be read"):
-            return self._store.number()
+            return self.store.number()
 
     def _check_ours(self, number: int, *, is_made: bool) -> None:
         """Check that no other process has gone on, if a change was not made.
