@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+import sfpubsub
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.monitoring.monitor import Monitor
@@ -91,7 +92,8 @@ def test_a_mirror_says_that_its_jvm_has_ended(world: World, tmp_path: Path):
         process.kill()
     assert process.returncode == 1
     assert "Spark's Java process has ended" in errors
-    assert "Traceback" not in errors
+    # PySpark may print a traceback of its own, if the process ended while it sent something.
+    assert str(Path(sfpubsub.__file__).parent) not in errors
 
 
 def works_until(world: World, mirror: MirrorJob, condition: Callable[[], bool]) -> None:
