@@ -64,27 +64,29 @@ ROW = {
     "SiteAddress": {"City": None, "Latitude": Decimal("0.125")},
     "Gone__c": None,
     "_unfit": False,
+    "_stamp": AT,
 }
 EMPTY = dict.fromkeys(ROW) | {"record_id": "001000000000002AAA", "Is__c": False, "_unfit": False}
 
 
 def test_json_and_csv_values_become_equal_rows():
-    """JSON from REST and CSV from Bulk become equal rows with the columns' types.
+    """JSON from REST and CSV from Bulk become equal rows with the columns' types, and the stamp.
 
     This includes nulls, quotes, line ends, surplus decimal digits and parts of compound fields.
     """
     rows = [
         {"Id": "001000000000001AAA", "Name": 'a "b",\nc', "Price__c": Decimal("1.005"),
          "Count__c": 12, "Is__c": True, "Day__c": "2026-11-22",
-         "At__c": "2026-11-22T05:12:45.000+0000", "SiteCity": None, "SiteLat": Decimal("0.125")},
+         "At__c": "2026-11-22T05:12:45.000+0000", "SiteCity": None, "SiteLat": Decimal("0.125"),
+         "SystemModstamp": "2026-11-22T05:12:45.000+0000"},
         {"Id": "001000000000002AAA", "Is__c": False, "Name": ""},
     ]  # fmt: skip
     assert values.of_json(COLUMNS, rows).to_pylist() == [ROW, EMPTY]
-    names = COLUMNS.selected
+    names = (*COLUMNS.selected, "SystemModstamp")
     text = (
         '"001000000000001AAA","a ""b"",\nc","1.005","12","true","2026-11-22",'
-        '"2026-11-22T05:12:45.000Z","","1.25E-1"\n'
-        '"001000000000002AAA","","","","false","","","",""\n'
+        '"2026-11-22T05:12:45.000Z","","1.25E-1","2026-11-22T05:12:45.000Z"\n'
+        '"001000000000002AAA","","","","false","","","","",""\n'
     )
     header = ",".join(f'"{name}"' for name in names) + "\n"
     for has_header in (True, False):
@@ -291,13 +293,15 @@ def test_row_from_a_read_alone_is_complete():
 
     schema = pa.schema([("record_id", pa.string()), *FACTS, *types])
     read = [
-        {"record_id": n, "Name": n, "_unfit": n == "b", "_is_deleted": n == "c", "_until": AT}
+        {"record_id": n, "Name": n, "_unfit": n == "b", "_is_deleted": n == "c", "_until": AT,
+         "_stamp": AT}
         for n in "abc"
-    ]
+    ]  # fmt: skip
     rows = rows_without(pa.Table.from_pylist(read, schema), merging)
     assert rows is not None
     found = [(r["Name"], r["_complete"], r["_is_deleted"]) for r in rows.to_pylist()]
     assert found == [("a", True, False), ("b", False, False), ("c", True, True)]
+    assert {(r["_read"]["until"], r["_read"]["stamp"]) for r in rows.to_pylist()} == {(AT, AT)}
 
     row = made(merging)
     assert (row["_complete"], row["_reread"], row["_ingest_seq"]) == (True, False, 7)

@@ -47,6 +47,7 @@ from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
 from sfpubsub.spark.mirror.status import ObjectStatus
 from sfpubsub.spark.mirror.stream_state import StreamState
 from sfpubsub.spark.mirror.tables import MirrorTables
+from sfpubsub.spark.records.described import STAMP
 from sfpubsub.spark.records.step import Follower
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables.engine import EventTables
@@ -373,9 +374,14 @@ class MirrorJob:
     def _start(self, action: actions.StartRead) -> None:
         wanted, last = action.wanted, action.last
         log = self.tables.log(wanted.entity)
-        has_bin = self._described[wanted.entity].field("IsDeleted") is not None
-        columns = self.tables.objects[wanted.entity].columns
-        reading = Reading(columns, log, has_bin, action.epoch)
+        described = self._described[wanted.entity]
+        reading = Reading(
+            self.tables.objects[wanted.entity].columns,
+            log,
+            has_bin=described.field("IsDeleted") is not None,
+            has_stamp=described.field(STAMP) is not None,
+            epoch=action.epoch,
+        )
 
         def read() -> Iterator[Marker]:
             if last is not None:

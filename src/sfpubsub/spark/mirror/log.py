@@ -40,6 +40,7 @@ FACTS = pa.schema(
         ("_unfit", pa.bool_()),  # a value did not fit its column, and is null
         ("_found", pa.bool_()),  # otherwise the record was requested but not returned
         ("_until", TIME),
+        ("_stamp", TIME),  # the record's SystemModstamp, if the object has it
         ("_piece", pa.int64()),
         ("_marker", pa.string()),  # set only in the marker row
     ]

@@ -22,6 +22,7 @@ from sfpubsub.spark.mirror import values
 from sfpubsub.spark.mirror.due_reads import Wanted
 from sfpubsub.spark.mirror.log import Kind, Marker, ReadLog
 from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.described import STAMP
 from sfpubsub.spark.records.reads import AsOf
 
 # Rows per query: the maximum page size.
@@ -51,6 +52,8 @@ class Reading:
     log: ReadLog
     has_bin: bool
     """Whether the object has the field ``IsDeleted``."""
+    has_stamp: bool = False
+    """Whether the object has the field ``SystemModstamp``."""
     epoch: int = 0
     """See `Marker.epoch`."""
 
@@ -68,7 +71,8 @@ class Reading:
         if kind == "sweep":
             return ("Id",)
         own = self.columns.selected
-        return (*own, _DELETED) if self.has_bin else own
+        flags = [(_DELETED, self.has_bin), (STAMP, self.has_stamp)]
+        return (*own, *(name for name, is_there in flags if is_there))
 
 
 class OrgReads:

@@ -42,7 +42,7 @@ FLAGS = pa.schema(
     ]
 )
 
-# How a table stores the newest read merged into a row: see `Read`.
+# How a table stores the newest read merged into a row: see `Read`, and `Mirrored.stamp`.
 READ_TYPE = pa.struct(
     [
         ("ingest_seq", pa.int64()),
@@ -51,6 +51,7 @@ READ_TYPE = pa.struct(
         ("since_number", pa.int64()),
         ("since_sequence", pa.int64()),
         ("until", TIME),
+        ("stamp", TIME),
     ]
 )
 READ = pa.schema([("_read", READ_TYPE)])
@@ -205,7 +206,8 @@ def rows_without(rows: pa.Table, merging: Merging) -> pa.Table | None:
     columns["_complete"] = pc.and_(columns["_complete"], pc.invert(rows["_unfit"]))
     read = said["_read"] or dict.fromkeys(READ_TYPE.names)
     parts = [pa.repeat(pa.scalar(read[part.name], part.type), len(rows)) for part in READ_TYPE]
-    parts[READ_TYPE.get_field_index("until")] = rows["_until"].combine_chunks()
+    for name in ("until", "stamp"):
+        parts[READ_TYPE.get_field_index(name)] = rows[f"_{name}"].combine_chunks()
     columns["_read"] = pa.StructArray.from_arrays(parts, fields=list(READ_TYPE))
     return pa.table(columns, schema=pa.schema([*types, *FLAGS, *READ]))
 
@@ -240,8 +242,13 @@ def _as_type(rows: pa.Table, wanted: pa.Field) -> pa.Array | None:
     return pa.StructArray.from_arrays(members, fields=list(wanted.type), mask=column.is_null())
 
 
-def struct_of(read: Read | None) -> dict[str, Any] | None:
-    """Convert *read* to the struct that a table stores (`READ_TYPE`); None if *read* is None."""
+def struct_of(read: Read | None, stamp: datetime | None = None) -> dict[str, Any] | None:
+    """Convert *read* to the struct that a table stores (`READ_TYPE`); None if *read* is None.
+
+    Args:
+        read: The newest read merged into a row.
+        stamp: The stamp of the row that it returned.
+    """
     if read is None:
         return None
     timestamp, number, sequence = read.since or (None, None, None)
@@ -252,6 +259,7 @@ def struct_of(read: Read | None) -> dict[str, Any] | None:
         "since_number": number,
         "since_sequence": sequence,
         "until": read.until,
+        "stamp": stamp,
     }
 
 
@@ -298,7 +306,8 @@ def _take(
     if part == CHANGE:
         known.changes.append(_change_of(facts, values))
     elif part == BEFORE:
-        known.mirrored = Mirrored(_record_of(facts, values), read_from(facts["_read"]))
+        stamp = (facts["_read"] or {}).get("stamp")
+        known.mirrored = Mirrored(_record_of(facts, values), read_from(facts["_read"]), stamp)
     elif part == ENTRY:
         cue = Cue(
             Reason(facts["_reread_reason"]),
@@ -313,7 +322,8 @@ def _take(
         known.is_absent = part == ABSENT
         if part == FOUND:
             is_deleted, unfit = bool(facts["_is_deleted"]), bool(facts["_unfit"])
-            known.row = Row(values, is_deleted, merging.unread, unfit)
+            stamp = (facts["_read"] or {}).get("stamp")
+            known.row = Row(values, is_deleted, merging.unread, unfit, stamp)
 
 
 def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[Any, ...]]:
@@ -342,10 +352,10 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
         starts = [start_of(each, known.mirrored, known.read) for each in outcome.versions]
         if known.mirrored is not None or merging.removes:
             yield (*nulls, None, starts[0], None, closed)
-        read = None if found is None else found.read
+        read, stamp = (None, None) if found is None else (found.read, found.stamp)
         ends = [*starts[1:], None]
         for record, start, end in zip(outcome.versions, starts, ends, strict=True):
-            row = _row_of(record_id, Mirrored(record, read))
+            row = _row_of(record_id, Mirrored(record, read, stamp))
             yield (*row, start, end, known.read is not None, version)
 
 
@@ -378,7 +388,7 @@ def _row_of(record_id: str, mirrored: Mirrored) -> tuple[Any, ...]:
         record.sequence_number,
         record.ingest_seq,
         record.change_type,
-        struct_of(mirrored.read),
+        struct_of(mirrored.read, mirrored.stamp),
     )
 
 

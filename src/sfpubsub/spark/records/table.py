@@ -308,7 +308,7 @@ class RecordTable:
         given |= {
             "_is_deleted": "_is_deleted",
             "_unfit": "_unfit",
-            "_read": _until_sql("_until"),
+            "_read": _of_row_sql("_until", "_stamp"),
             "_part": f"IF(_found, {FOUND}, {ABSENT})",
         }
         return rows.selectExpr(*self._input(given))
@@ -320,7 +320,7 @@ class RecordTable:
             rows: Rows of records that the read did not return.
             until: `Read.until` of the read.
         """
-        given = {"_read": _until_sql(_time_sql(until)), "_part": str(ABSENT)}
+        given = {"_read": _of_row_sql(_time_sql(until)), "_part": str(ABSENT)}
         return rows.selectExpr(*self._input(given))
 
     def merging(self, plan: Plan | None, **more: Any) -> Merging:
@@ -363,7 +363,7 @@ class RecordTable:
         given |= {**own, "_is_deleted": "_is_deleted"}
         given["_complete"] += " AND NOT _unfit"
         read = said["_read"] or dict.fromkeys(READ_TYPE.names)
-        given["_read"] = _read_sql(read, "_read.until")
+        given["_read"] = _read_sql(read, "_read.until", "_read.stamp")
         return rows.selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in given.items()))
 
     def files(
@@ -502,14 +502,11 @@ def _time_sql(time: datetime | None) -> str:
     return f"TIMESTAMP{sql_text(time.astimezone(UTC).strftime('%Y-%m-%d %H:%M:%S.%f'))}"
 
 
-def _until_sql(until: str) -> str:
-    return _read_sql(
-        dict.fromkeys(READ_TYPE.names),
-        until,
-    )
+def _of_row_sql(until: str, stamp: str = "CAST(NULL AS TIMESTAMP)") -> str:
+    return _read_sql(dict.fromkeys(READ_TYPE.names), until, stamp)
 
 
-def _read_sql(read: Mapping[str, Any], until: str) -> str:
+def _read_sql(read: Mapping[str, Any], until: str, stamp: str) -> str:
     members = [
         ("ingest_seq", _number_sql(read["ingest_seq"])),
         ("step", _number_sql(read["step"])),
@@ -517,6 +514,7 @@ def _read_sql(read: Mapping[str, Any], until: str) -> str:
         ("since_number", _number_sql(read["since_number"])),
         ("since_sequence", _number_sql(read["since_sequence"])),
         ("until", until),
+        ("stamp", stamp),
     ]
     return f"named_struct({', '.join(f'{sql_text(name)}, {sql}' for name, sql in members)})"
 
