@@ -38,7 +38,10 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Duration(click.types.StringParamType):
-    """Parameter type for a duration such as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``."""
+    """Parameter type for a duration such as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``.
+
+    ``never`` is 0.
+    """
 
     name = "duration"
 
@@ -46,10 +49,12 @@ class Duration(click.types.StringParamType):
         """Return the duration in seconds."""
         if isinstance(value, (int, float)):
             return float(value)
+        if value == "never":
+            return 0.0
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value, re.ASCII)
         if found is None:
             self.fail(
-                f"{value!r} is not a valid duration: use a form such as 90s, 10m, 24h or 7d",
+                f"{value!r} is not a valid duration: use a form such as 90s, 10m, 24h, 7d or never",
                 param,
                 ctx,
             )
@@ -128,6 +133,22 @@ def mirror() -> None:
     "disables these rereads.",
 )
 @click.option(
+    "--drift",
+    type=Duration(),
+    default="1h",
+    show_default=True,
+    help="Time between reads of the records that have changed, also without an event; at most 5m "
+    "for objects with fields that no event reports; never disables these reads.",
+)
+@click.option(
+    "--overlap",
+    type=Duration(),
+    default="15m",
+    show_default=True,
+    help="Longest time that a transaction of the org takes: such a read begins that much before "
+    "the last one.",
+)
+@click.option(
     "--sweep",
     type=Duration(),
     default="7d",
@@ -162,6 +183,8 @@ def run(
     piece_rows: int,
     api_calls_per_day: int | None,
     refresh_formulas: float,
+    drift: float,
+    overlap: float,
     sweep: float,
     batch_seconds: float,
     master: str | None,
@@ -197,6 +220,8 @@ def run(
             bulk_from=bulk_from,
             piece_rows=piece_rows,
             refresh_formulas=refresh_formulas,
+            drift=drift,
+            overlap=overlap,
             sweep=sweep,
             start=start,
             batch_seconds=batch_seconds,

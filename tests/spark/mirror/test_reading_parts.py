@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,6 +22,7 @@ from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.deadlines import Deadlines, Now
 from sfpubsub.spark.mirror.due_reads import MOST_IDS, Periodic, Wanted, wanted_reads
 from sfpubsub.spark.mirror.log import FACTS, Marker, id_range
+from sfpubsub.spark.mirror.news import News
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
 from sfpubsub.spark.mirror.progress import ObjectProgress
 from sfpubsub.spark.mirror.status import state_of
@@ -318,7 +320,10 @@ def test_periodic_reads_are_due_on_schedule():
     A comparison of its ids is due on schedule. Neither is repeated if the run is about to end.
     """
     time = Deadlines(Now(0.0, 0.0))
-    progress, periodic = ObjectProgress(), Periodic(time, refresh_formulas=10.0, sweep=20.0)
+    progress, periodic = (
+        ObjectProgress(),
+        Periodic(time, refresh_formulas=10.0, sweep=20.0, drift=0.0),
+    )
     formula = Column("Sum__c", pa.int64(), "Sum__c", "", ("Sum__c",), calculated=True)
     with_formula = Columns("Account", (*COLUMNS.columns, formula))
 
@@ -352,7 +357,7 @@ def test_periodic_reads_are_due_on_schedule():
     periodic.end_after(5.0)
     assert reason(with_formula, 15.0) is None
     assert not is_sweep_due(25.0)
-    never = Periodic(time, refresh_formulas=0.0, sweep=0.0)
+    never = Periodic(time, refresh_formulas=0.0, sweep=0.0, drift=0.0)
     assert reason(with_formula, 1e9, never) is None
     assert not is_sweep_due(1e9, never)
 
@@ -370,7 +375,7 @@ def test_an_object_is_read_again_after_a_change_of_its_fields():
     """A full read is due if a field has another type or scale than in the last full read, or was
     not visible for some time since; not if fields are gone.
     """
-    periodic = Periodic(Deadlines(Now(0.0, 0.0)), refresh_formulas=0.0, sweep=0.0)
+    periodic = Periodic(Deadlines(Now(0.0, 0.0)), refresh_formulas=0.0, sweep=0.0, drift=0.0)
     progress = ObjectProgress(newest=READ, selected=COLUMNS.selected, filled=COLUMNS.filled)
     name, price, *others = COLUMNS.columns
     wider = replace(price, name="Price__c__decimal_18_4", type=pa.decimal128(18, 4))
@@ -398,3 +403,30 @@ def test_last_error_of_the_stream_is_raised(tmp_path: Path):
         stream().__exit__(None, None, None)
     mine = ValueError("mine")
     assert stream().__exit__(ValueError, mine, None) is None
+
+
+def test_rows_whose_event_may_be_on_the_way_are_left_once():
+    """A read of changed records leaves a row that changed after the quiet time, and the next one
+    takes it, whether it has changed again or not. A row that is returned again is taken only if a
+    value differs. A read that did not end leaves nothing to the next one.
+    """
+    news = News()
+
+    def row(record_id: str, second: int, **values: Any) -> dict[str, Any]:
+        return {
+            "Id": record_id,
+            "SystemModstamp": f"2026-11-22T05:12:{second:02}.000+0000",
+        } | values
+
+    def taken(quiet: int, *rows: dict[str, Any], ends: bool = True) -> list[str]:
+        news.begin(AT.replace(second=0), AT.replace(second=quiet).timestamp())
+        found = [each["Id"] for each in rows if news.has(each)]
+        if ends:
+            news.end()
+        return found
+
+    assert taken(10, row("a", 10), row("b", 11), ends=False) == ["a"]
+    assert taken(10, row("a", 10), row("b", 11)) == []
+    assert taken(20, row("a", 10, Name="x"), row("b", 21)) == ["a", "b"]
+    assert taken(30, row("b", 31)) == []
+    assert taken(40, row("a", 10, Name="x"), row("b", 21), row("c", 40)) == ["c"]

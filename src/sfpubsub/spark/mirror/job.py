@@ -155,7 +155,9 @@ class MirrorJob:
             self._since = Since(self.tables)
             self._sidecars = Sidecars(spark, raw, clock=wall)
             self._mailbox = Mailbox(target.spark, target.place)
-            self._reporting = Reporting(self._engine, queue, self._mailbox, wall)
+            self._reporting = Reporting(
+                self._engine, queue, self._mailbox, self.tables.repaired, wall
+            )
             for name in self.objects:
                 self.tables.add(name, self._schedule.progress(name).newest)
             self._opened = opened.pop_all()
@@ -348,6 +350,8 @@ class MirrorJob:
                 return queue.parked(name)
             case actions.ReadGrants(names):
                 return grants_of(self._reader, names)
+            case actions.FindLimit():
+                return self._reader.limits().most
             case actions.LookAtMembers():
                 self._looking = None if self._look is None else self._members.start(self._look)
             case actions.KeepRights(held, gaps):
@@ -369,6 +373,7 @@ class MirrorJob:
             case actions.ClearLog(name):
                 log = self.tables.log(name)
                 log.clear(log.next - 1)
+                self._reads.forget(name)
         return None
 
     def _start(self, action: actions.StartRead) -> None:
@@ -381,6 +386,7 @@ class MirrorJob:
             has_bin=described.field("IsDeleted") is not None,
             has_stamp=described.field(STAMP) is not None,
             epoch=action.epoch,
+            at=action.at,
         )
 
         def read() -> Iterator[Marker]:

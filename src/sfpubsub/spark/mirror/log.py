@@ -30,7 +30,7 @@ from sfpubsub.spark.records.reads import AsOf
 
 LOG_PREFIX = "_reads_"
 
-Kind = Literal["object", "ids", "sweep"]
+Kind = Literal["object", "ids", "sweep", "changes"]
 
 # Columns of a row in addition to the record's fields. They come first, because Delta has bounds
 # only for a table's first 32 columns, and a merge finds its pieces by `_piece`.
@@ -60,7 +60,9 @@ class Marker:
     read: int
     """Number of the read's first piece, which identifies the read."""
     kind: Kind
-    """``object``: all records. ``ids``: records by id. ``sweep``: the ids of all records."""
+    """``object``: all records. ``ids``: records by id. ``sweep``: the ids of all records.
+    ``changes``: the records whose stamps (SystemModstamp) are not before a certain time.
+    """
     as_of: AsOf
     is_last: bool = False
     until: datetime | None = None
@@ -71,6 +73,12 @@ class Marker:
     """For a Bulk read: locator of the page after this piece."""
     after: str | None = None
     """For a read by queries: the last record id of this piece."""
+    at: float | None = None
+    """When the read began, in seconds since the epoch."""
+    through: float | None = None
+    """For a read of all, or of all changed records: it contains every change that was visible in
+    the org at this time, by the org's clock in seconds since the epoch.
+    """
     selected: tuple[str, ...] = ()
     """Selected fields, in the order of the query."""
     filled: Mapping[str, int] = field(default_factory=dict)
@@ -94,6 +102,11 @@ class Marker:
     """Approximate number of records of the object; None if not counted."""
     piece: int = 0
     """Number of the piece in the log."""
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether the read can go on after this piece. Otherwise it starts over."""
+        return self.kind != "changes" or self.job is not None
 
     def to_json(self) -> str:
         """Return the marker as JSON text for `from_json`."""

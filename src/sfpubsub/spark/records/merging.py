@@ -35,6 +35,7 @@ fields that no event names, has an open entry.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -48,6 +49,19 @@ _SECOND = timedelta(seconds=1)
 
 # This package's change type for a record whose state comes from a read.
 READ = "READ"
+
+
+class Repair(enum.StrEnum):
+    """How a row differed from the org although nothing said so: a change had no event."""
+
+    MISSING = "missing"
+    """There was no row."""
+    EXISTENCE = "existence"
+    """The record was deleted or restored."""
+    CHANGED = "changed"
+    """A field that events report had another value."""
+    DERIVED = "derived"
+    """Only fields that no event reports had other values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,10 @@ class Outcome:
     """
     renumbered: tuple[tuple[datetime, datetime], ...] = ()
     """See `Fold.renumbered`."""
+    repair: Repair | None = None
+    """How the known state differed from the row of a read; None if it did not, or if it was known
+    to be incomplete.
+    """
     by_absence: bool = False
     """Whether the record counts as deleted only because reads did not return it. The caller decides
     whether to believe that (absences.py), and otherwise uses `parked`.
@@ -173,7 +191,22 @@ def merge_row(
         # Parked after this read began, but there after all: a further read closes the entry.
         added.append(Entry(record_id, Cue(Reason.SWEEP, None, None, read.as_of.ingest_seq)))
     new = Mirrored(fold.record, read, row.stamp)
-    return Outcome(new, tuple(added), healed, versions=_differing(mirrored, fold.record))
+    repair = _repair(fields, mirrored, fold.record)
+    versions = _differing(mirrored, fold.record)
+    return Outcome(new, tuple(added), healed, versions=versions, repair=repair)
+
+
+def _repair(fields: Fields, mirrored: Mirrored | None, new: Record) -> Repair | None:
+    if mirrored is None:
+        return None if new.is_deleted else Repair.MISSING
+    old = mirrored.record
+    is_trusted = old.is_complete and old.reread_reason in (None, Reason.UNTOLD)
+    if not is_trusted or not _differs(old, new):
+        return None
+    if old.is_deleted != new.is_deleted:
+        return Repair.EXISTENCE
+    numbers = (number for number, value in enumerate(old.values) if value != new.values[number])
+    return Repair.DERIVED if all(n in fields.unreported for n in numbers) else Repair.CHANGED
 
 
 def _differing(mirrored: Mirrored | None, new: Record) -> tuple[Record, ...]:

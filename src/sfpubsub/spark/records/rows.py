@@ -66,7 +66,8 @@ KIND = pa.schema([("_kind", pa.string())])
 # `CURRENT`: the new state of a record, or `GONE`, if it counts as deleted only by its absence.
 # `CUE`: a new reason to reread the record, in ``_reread_reason``. `RENUMBERED`: the times of the
 # record's commits before and after a restart of the commit numbers, in the columns of `VALIDITY`.
-CURRENT, GONE, CUE, RENUMBERED = "current", "gone", "cue", "renumbered"
+# `REPAIRED`: the record was repaired; how (`Repair`), in ``_reread_reason``.
+CURRENT, GONE, CUE, RENUMBERED, REPAIRED = "current", "gone", "cue", "renumbered", "repaired"
 
 # With a history table, `CLOSED`: when the record's last version ended, in ``valid_to``; `VERSION`:
 # a version that follows it. The other two are the same for a record of kind `GONE`.
@@ -109,6 +110,10 @@ class Merging:
     """The newest read of the whole object that was merged completely; None before the first."""
     unread: tuple[int, ...] = ()
     """Indexes of the columns that the read did not select; see `Columns.unread`."""
+    counts_repairs: bool = False
+    """Whether rows that `read` repairs are counted. Others are only if an event that undid a change
+    without an event has led to the read.
+    """
     by_id: bool = False
     """Whether `read` requested its records by id."""
     twice: bool = True
@@ -343,6 +348,9 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
         flags = (None, None, None, cue.reason, *order, cue.change_type)
         yield (record_id, *nothing, *flags, None, None, None, None, CUE)
     nulls = (record_id, *nothing, *_NO_FLAGS, None)
+    if outcome.repair is not None and (merging.counts_repairs or _is_untold(known)):
+        told = (None, None, None, outcome.repair, *_NO_FLAGS[4:])
+        yield (record_id, *nothing, *told, None, None, None, None, REPAIRED)
     for span in outcome.renumbered:
         yield (*nulls, *span, None, RENUMBERED)
     if merging.with_versions and outcome.versions:
@@ -357,6 +365,10 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
         for record, start, end in zip(outcome.versions, starts, ends, strict=True):
             row = _row_of(record_id, Mirrored(record, read, stamp))
             yield (*row, start, end, known.read is not None, version)
+
+
+def _is_untold(known: _Known) -> bool:
+    return known.mirrored is not None and known.mirrored.record.reread_reason is Reason.UNTOLD
 
 
 _NO_FLAGS = (None,) * len(FLAGS)

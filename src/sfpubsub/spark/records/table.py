@@ -330,7 +330,9 @@ class RecordTable:
             plan: Decoding plan of the object's change events; None if no events are merged.
             **more: Further arguments of `Merging`.
         """
-        fields = Fields(tuple(self.columns.schema.names), {}, {})
+        names = self.columns.schema.names
+        unreported = tuple(map(names.index, self.columns.unreported))
+        fields = Fields(tuple(names), {}, {}, unreported)
         if plan is not None:
             fields = self.columns.fields(plan)
         return Merging(
