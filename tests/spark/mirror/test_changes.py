@@ -101,4 +101,6 @@ def test_many_changed_records_are_read(world: World, monkeypatch: pytest.MonkeyP
             world.check()
         (status,) = mirror.status()
         assert status.repaired == {"changed": 18, "existence": 3}
+        at = {row["record_id"]: row["_derived_at"] for row in world.rows().values()}
+        assert at[old[9]] < at[old[3]]  # the first has not changed since
         assert mirror.report.reads == 1

@@ -296,7 +296,7 @@ def test_row_from_a_read_alone_is_complete():
     schema = pa.schema([("record_id", pa.string()), *FACTS, *types])
     read = [
         {"record_id": n, "Name": n, "_unfit": n == "b", "_is_deleted": n == "c", "_until": AT,
-         "_stamp": AT}
+         "_stamp": AT, "_derived_at": AT}
         for n in "abc"
     ]  # fmt: skip
     rows = rows_without(pa.Table.from_pylist(read, schema), merging)
@@ -304,6 +304,7 @@ def test_row_from_a_read_alone_is_complete():
     found = [(r["Name"], r["_complete"], r["_is_deleted"]) for r in rows.to_pylist()]
     assert found == [("a", True, False), ("b", False, False), ("c", True, True)]
     assert {(r["_read"]["until"], r["_read"]["stamp"]) for r in rows.to_pylist()} == {(AT, AT)}
+    assert {r["_derived_at"] for r in rows.to_pylist()} == {AT}
 
     row = made(merging)
     assert (row["_complete"], row["_reread"], row["_ingest_seq"]) == (True, False, 7)

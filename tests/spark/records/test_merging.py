@@ -651,6 +651,24 @@ def test_an_event_that_overtakes_a_change_without_one_queues_a_read():
     assert merge_row(FIELDS, X, None, read(5), stamped("untold", 8), both, []).added == ()
 
 
+def test_fields_that_no_event_reports_are_as_old_as_the_last_read():
+    """The time as of which they are known is that of the newest row that was read; an event, an
+    absence or an older row does not change it.
+    """
+    row = replace(stamped("1", 8), derived_at=time_of(7))
+    found = merge_row(FIELDS, X, known("1", 1), read(5), row, [], []).mirrored
+    found = apply_changes(FIELDS, X, found, [update(10, "2")], []).mirrored
+    older = replace(stamped("1", 6), derived_at=time_of(9))
+    found = merge_row(FIELDS, X, found, read(10), older, [], []).mirrored
+    found = absent(found, read(11)).mirrored
+    assert found is not None
+    assert found.derived_at == time_of(7)
+    newer = replace(stamped("2", 10), derived_at=time_of(12))
+    found = merge_row(FIELDS, X, found, read(12), newer, [], []).mirrored
+    assert found is not None
+    assert found.derived_at == time_of(12)
+
+
 def test_rows_that_reads_of_changes_return_again_are_skipped_only_if_equal(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -41,12 +41,16 @@ FACTS = pa.schema(
         ("_found", pa.bool_()),  # otherwise the record was requested but not returned
         ("_until", TIME),
         ("_stamp", TIME),  # the record's SystemModstamp, if the object has it
+        ("_derived_at", TIME),  # see `Row.derived_at`
         ("_piece", pa.int64()),
         ("_marker", pa.string()),  # set only in the marker row
     ]
 )
 
 _FACTS = {"kind": "reads"}
+
+# Those fields of a marker that are times.
+_TIMES = ("until", "derived_at")
 
 # Maximum size of the pieces kept in memory until they are merged, in bytes. A piece of 50,000 rows
 # of an ordinary object takes about 5 MB.
@@ -67,6 +71,8 @@ class Marker:
     is_last: bool = False
     until: datetime | None = None
     """The piece contains no change committed after this time; see `Read.until`."""
+    derived_at: datetime | None = None
+    """See `Row.derived_at`."""
     job: str | None = None
     """For a Bulk read: id of its job."""
     locator: str | None = None
@@ -111,7 +117,8 @@ class Marker:
     def to_json(self) -> str:
         """Return the marker as JSON text for `from_json`."""
         found = asdict(self)
-        found["until"] = self.until.isoformat() if self.until else None
+        for name in _TIMES:
+            found[name] = found[name].isoformat() if found[name] else None
         return json.dumps(found)
 
     @classmethod
@@ -119,7 +126,8 @@ class Marker:
         """Parse the output of `to_json`."""
         found: dict[str, Any] = json.loads(text)
         found["as_of"] = AsOf(**found["as_of"])
-        found["until"] = datetime.fromisoformat(found["until"]) if found["until"] else None
+        for name in _TIMES:
+            found[name] = datetime.fromisoformat(found[name]) if found[name] else None
         found["selected"] = tuple(found["selected"])
         return cls(**found)
 
@@ -258,6 +266,7 @@ def _file(schema: pa.Schema, rows: Iterable[pa.Table], marker: Marker) -> tuple[
             if not len(part):  # a row group without rows would leave the file without bounds
                 continue
             own = part.append_column("_until", _same(marker.until, TIME, len(part)))
+            own = own.append_column("_derived_at", _same(marker.derived_at, TIME, len(part)))
             own = own.append_column("_piece", _same(marker.piece, pa.int64(), len(part)))
             own = own.append_column("_marker", pa.nulls(len(part), pa.string()))
             writer.write_table(own.select(schema.names).cast(schema))

@@ -137,7 +137,10 @@ class OrgReads:
                 raise
             return
         sent = time.monotonic()
-        marker = replace(marker, total=self._count(of.entity), through=self._sent(sent))
+        total = self._count(of.entity)
+        through = self._sent(sent)
+        derived_at = self._derived_at(through)
+        marker = replace(marker, total=total, through=through, derived_at=derived_at)
         if (marker.total or 0) < self._bulk_from and len(_query(of, marker)) < _LONGEST_QUERY:
             yield from self._by_queries(of, marker)
             return
@@ -173,8 +176,9 @@ class OrgReads:
     def _by_stamps(self, first: datetime, of: Reading, marker: Marker) -> Iterator[Marker]:
         sent = time.monotonic()
         page = self._changed(of, marker, first)
-        quiet = self._sent(sent) - self._delay
-        marker = replace(marker, through=quiet)
+        begun = self._sent(sent)
+        quiet = begun - self._delay
+        marker = replace(marker, through=quiet, derived_at=self._derived_at(begun))
         if len(page) == _PAGE and self._count(of.entity, _since(first)) >= self._bulk_from:
             soql = _select(of.entity, marker.selected, _since(first))
             job = self._reader.jobs.create(soql, all_rows=True)
@@ -248,6 +252,7 @@ class OrgReads:
         return next(iter(self._reader.query(soql, all_rows=True))).total
 
     def _by_ids(self, ids: Sequence[str], of: Reading, marker: Marker) -> Marker:
+        sent = time.monotonic()
         found = self._retrieved(of.entity, ids, marker.selected)
         rows = [row for row in found.values() if row is not None]
         absent = [{"Id": record_id} for record_id, row in found.items() if row is None]
@@ -258,6 +263,7 @@ class OrgReads:
         done = replace(
             marker,
             until=self._until(),
+            derived_at=self._derived_at(self._sent(sent)),
             rows=len(rows),
             size=len(found),
             absent=len(absent),
@@ -333,6 +339,9 @@ class OrgReads:
     def _wait(self, job_id: str) -> QueryJob:
         deadline = time.monotonic() + _JOB_TIMEOUT
         return self._reader.jobs.wait(job_id, deadline=deadline, progress=lambda _: self._stop())
+
+    def _derived_at(self, sent: float) -> datetime:
+        return datetime.fromtimestamp(sent, UTC) - self._margin
 
     def _until(self) -> datetime:
         return self._org_time() + self._margin + _SECOND

@@ -74,6 +74,8 @@ class Mirrored:
     """The newest merged read; None if only events were merged."""
     stamp: datetime | None = None
     """The stamp of the row that `read` returned; None if it had none."""
+    derived_at: datetime | None = None
+    """`Row.derived_at` of that row: fields that no event reports have their values as of then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +139,11 @@ def apply_changes(
     if read is not None and before is not None and before.reread_reason is None:
         _doubt_after(fold, changes)
     added = tuple(Entry(record_id, cue) for cue in fold.cues)
+    new = mirrored
+    if fold.record is not None:
+        new = Mirrored(fold.record) if mirrored is None else replace(mirrored, record=fold.record)
     return Outcome(
-        None if fold.record is None else Mirrored(fold.record, read, stamp),
+        new,
         added,
         versions=tuple(fold.versions),
         renumbered=tuple(fold.renumbered),
@@ -190,7 +195,7 @@ def merge_row(
     if any(_is_parked(each, record_id) for each in open_entries):
         # Parked after this read began, but there after all: a further read closes the entry.
         added.append(Entry(record_id, Cue(Reason.SWEEP, None, None, read.as_of.ingest_seq)))
-    new = Mirrored(fold.record, read, row.stamp)
+    new = Mirrored(fold.record, read, row.stamp, row.derived_at)
     repair = _repair(fields, mirrored, fold.record)
     versions = _differing(mirrored, fold.record)
     return Outcome(new, tuple(added), healed, versions=versions, repair=repair)
@@ -274,7 +279,7 @@ def merge_absence(
     _apply(fold, (), [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
         raise AssertionError("bug in sfpubsub: a known record was lost while changes were applied")
-    found = Mirrored(fold.record, read, mirrored.stamp)
+    found = replace(mirrored, record=fold.record, read=read)
     if old.is_deleted:
         return Outcome(found, (), healed)
     if is_gone:

@@ -103,6 +103,10 @@ class Row:
     """Whether a value did not fit its column, and is null instead."""
     stamp: datetime | None = None
     """The record's SystemModstamp; None if the object has none."""
+    derived_at: datetime | None = None
+    """The org's time as of which the row contains every change, also of fields that no event
+    reports; a margin before the request.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ READ_TYPE = pa.struct(
         ("stamp", TIME),
     ]
 )
-READ = pa.schema([("_read", READ_TYPE)])
+READ = pa.schema([("_read", READ_TYPE), ("_derived_at", TIME)])
 
 # Further columns of a history table: when a version was valid, and whether a read has found it,
 # which no event tells.
@@ -214,6 +214,7 @@ def rows_without(rows: pa.Table, merging: Merging) -> pa.Table | None:
     for name in ("until", "stamp"):
         parts[READ_TYPE.get_field_index(name)] = rows[f"_{name}"].combine_chunks()
     columns["_read"] = pa.StructArray.from_arrays(parts, fields=list(READ_TYPE))
+    columns["_derived_at"] = rows["_derived_at"]
     return pa.table(columns, schema=pa.schema([*types, *FLAGS, *READ]))
 
 
@@ -312,7 +313,9 @@ def _take(
         known.changes.append(_change_of(facts, values))
     elif part == BEFORE:
         stamp = (facts["_read"] or {}).get("stamp")
-        known.mirrored = Mirrored(_record_of(facts, values), read_from(facts["_read"]), stamp)
+        known.mirrored = Mirrored(
+            _record_of(facts, values), read_from(facts["_read"]), stamp, facts["_derived_at"]
+        )
     elif part == ENTRY:
         cue = Cue(
             Reason(facts["_reread_reason"]),
@@ -328,7 +331,7 @@ def _take(
         if part == FOUND:
             is_deleted, unfit = bool(facts["_is_deleted"]), bool(facts["_unfit"])
             stamp = (facts["_read"] or {}).get("stamp")
-            known.row = Row(values, is_deleted, merging.unread, unfit, stamp)
+            known.row = Row(values, is_deleted, merging.unread, unfit, stamp, facts["_derived_at"])
 
 
 def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[Any, ...]]:
@@ -346,11 +349,11 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
         cue = entry.cue
         order = (cue.commit_timestamp, None, None, cue.ingest_seq)
         flags = (None, None, None, cue.reason, *order, cue.change_type)
-        yield (record_id, *nothing, *flags, None, None, None, None, CUE)
-    nulls = (record_id, *nothing, *_NO_FLAGS, None)
+        yield (record_id, *nothing, *flags, *_NO_READ, None, None, None, CUE)
+    nulls = (record_id, *nothing, *_NO_FLAGS, *_NO_READ)
     if outcome.repair is not None and (merging.counts_repairs or _is_untold(known)):
         told = (None, None, None, outcome.repair, *_NO_FLAGS[4:])
-        yield (record_id, *nothing, *told, None, None, None, None, REPAIRED)
+        yield (record_id, *nothing, *told, *_NO_READ, None, None, None, REPAIRED)
     for span in outcome.renumbered:
         yield (*nulls, *span, None, RENUMBERED)
     if merging.with_versions and outcome.versions:
@@ -360,10 +363,9 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
         starts = [start_of(each, known.mirrored, known.read) for each in outcome.versions]
         if known.mirrored is not None or merging.removes:
             yield (*nulls, None, starts[0], None, closed)
-        read, stamp = (None, None) if found is None else (found.read, found.stamp)
         ends = [*starts[1:], None]
         for record, start, end in zip(outcome.versions, starts, ends, strict=True):
-            row = _row_of(record_id, Mirrored(record, read, stamp))
+            row = _row_of(record_id, replace(found or Mirrored(record), record=record))
             yield (*row, start, end, known.read is not None, version)
 
 
@@ -372,6 +374,7 @@ def _is_untold(known: _Known) -> bool:
 
 
 _NO_FLAGS = (None,) * len(FLAGS)
+_NO_READ = (None,) * len(READ)
 
 
 def start_of(version: Record, before: Mirrored | None, read: Read | None) -> datetime | None:
@@ -401,6 +404,7 @@ def _row_of(record_id: str, mirrored: Mirrored) -> tuple[Any, ...]:
         record.ingest_seq,
         record.change_type,
         struct_of(mirrored.read, mirrored.stamp),
+        mirrored.derived_at,
     )
 
 

@@ -309,6 +309,7 @@ class RecordTable:
             "_is_deleted": "_is_deleted",
             "_unfit": "_unfit",
             "_read": _of_row_sql("_until", "_stamp"),
+            "_derived_at": "_derived_at",
             "_part": f"IF(_found, {FOUND}, {ABSENT})",
         }
         return rows.selectExpr(*self._input(given))
@@ -366,6 +367,7 @@ class RecordTable:
         given["_complete"] += " AND NOT _unfit"
         read = said["_read"] or dict.fromkeys(READ_TYPE.names)
         given["_read"] = _read_sql(read, "_read.until", "_read.stamp")
+        given["_derived_at"] = "_derived_at"
         return rows.selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in given.items()))
 
     def files(
