@@ -76,14 +76,19 @@ def test_the_page_has_a_row_for_each_object():
 
 
 def test_metrics_of_each_object():
-    """Backlog, queue, parked rows, times and reasons of waiting are metrics by object."""
-    busy = ObjectStatus("Contact", "waiting", WAITS, 1234, 90.0, 7, NOW - 120, NOW - HOUR, 3)
+    """Backlog, queue, parked and repaired rows, times and reasons of waiting are metrics by
+    object.
+    """
+    repaired = {"changed": 2}
+    busy = ObjectStatus(
+        "Contact", "waiting", WAITS, 1234, 90.0, 7, NOW - 120, NOW - HOUR, 3, repaired
+    )
     text = prometheus_text(monitor_of(busy).registry.collect())
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if 'entity="Contact"' in line)
     found = {
         name.partition("{")[0].removeprefix("messaging_salesforce_mirror_"): float(value)
         for name, value in values.items()
-        if "reason" not in name
+        if "reason" not in name and "cause" not in name
     }
     assert found == {
         "behind_seconds": 90.0,
@@ -93,6 +98,8 @@ def test_metrics_of_each_object():
         "last_read_time_seconds": NOW - HOUR,
     }
     reasons = {name: value for name, value in values.items() if "reason" in name}
+    causes = [name for name, value in values.items() if "cause" in name and float(value) == 2]
+    assert ['cause="changed"' in name for name in causes] == [True]
     assert len(reasons) == 5
     assert [name for name, value in reasons.items() if float(value)] == [
         name for name in reasons if 'reason="rights"' in name

@@ -106,6 +106,22 @@ def mirror() -> None:
     "disables these rereads.",
 )
 @click.option(
+    "--drift",
+    type=Duration(),
+    default="1h",
+    show_default=True,
+    help="Time between reads of the records that have changed, also without an event; at most 5m "
+    "for objects with fields that no event reports; never disables these reads.",
+)
+@click.option(
+    "--overlap",
+    type=Duration(),
+    default="15m",
+    show_default=True,
+    help="Longest time that a transaction of the org takes: such a read begins that much before "
+    "the last one.",
+)
+@click.option(
     "--sweep",
     type=Duration(),
     default="7d",
@@ -140,6 +156,8 @@ def run(
     piece_rows: int,
     api_calls_per_day: int | None,
     refresh_formulas: float,
+    drift: float,
+    overlap: float,
     sweep: float,
     batch_seconds: float,
     master: str | None,
@@ -175,6 +193,8 @@ def run(
             bulk_from=bulk_from,
             piece_rows=piece_rows,
             refresh_formulas=refresh_formulas,
+            drift=drift,
+            overlap=overlap,
             sweep=sweep,
             start=start,
             batch_seconds=batch_seconds,

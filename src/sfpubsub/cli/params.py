@@ -37,7 +37,10 @@ class Seconds(click.FloatRange):
 
 
 class Duration(click.types.StringParamType):
-    """Parameter type for a duration such as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``."""
+    """Parameter type for a duration such as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``.
+
+    ``never`` is 0.
+    """
 
     name = "duration"
 
@@ -45,10 +48,12 @@ class Duration(click.types.StringParamType):
         """Return the duration in seconds."""
         if isinstance(value, (int, float)):
             return float(value)
+        if value == "never":
+            return 0.0
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value, re.ASCII)
         if found is None:
             self.fail(
-                f"{value!r} is not a valid duration: use a form such as 90s, 10m, 24h or 7d",
+                f"{value!r} is not a valid duration: use a form such as 90s, 10m, 24h, 7d or never",
                 param,
                 ctx,
             )

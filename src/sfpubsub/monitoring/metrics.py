@@ -347,6 +347,17 @@ class Metric(Enum):
         "Check some of them in the org, then run `sfpubsub mirror signal --confirm-deletes`.",
         (SYSTEM, ENTITY),
     )
+    MIRROR_REPAIRED = (
+        "messaging.salesforce.mirror.repaired.rows",
+        "counter",
+        "{row}",
+        "Rows that differed from the org although no event said so, by object and cause: missing "
+        "(there was no row), existence (deleted or restored), changed, derived (only fields that "
+        "no event reports).",
+        "Changes without an event are usual for derived fields. Many others point to picklist "
+        "values that were renamed, or to lost events; --drift says how soon they are found.",
+        (SYSTEM, ENTITY, "messaging.salesforce.repair.cause"),
+    )
     MIRROR_OLDEST_ENTRY = (
         "messaging.salesforce.mirror.oldest_entry.time",
         "gauge",

@@ -11,6 +11,9 @@ from sfpubsub.monitoring.registry import Sample, labels_of
 # Reasons of waiting, so that their metric is exported before it first becomes 1.
 REASONS = ("rights", "gone", "deselected", "read", "paused")
 
+# Causes of repairs, for the same reason.
+CAUSES = ("missing", "existence", "changed", "derived")
+
 
 class ObjectState(Protocol):
     """The state of one mirrored object; `sfpubsub.spark.mirror.status.ObjectStatus` has it."""
@@ -23,6 +26,11 @@ class ObjectState(Protocol):
     @property
     def state(self) -> str:
         """One word for the state, such as ``current`` or ``waiting``."""
+        ...
+
+    @property
+    def repaired(self) -> Mapping[str, int]:
+        """Rows that were repaired since the start, by cause: one of `CAUSES`."""
         ...
 
     @property
@@ -69,6 +77,9 @@ def object_samples(objects: Iterable[ObjectState]) -> Iterator[Sample]:
         yield Sample(Metric.MIRROR_BEHIND, each.behind or 0.0, labels)
         yield Sample(Metric.MIRROR_QUEUE, each.queued, labels)
         yield Sample(Metric.MIRROR_PARKED, each.parked_rows, labels)
+        for cause in dict.fromkeys((*CAUSES, *each.repaired)):
+            of_cause = labels_of({**own, "messaging.salesforce.repair.cause": cause})
+            yield Sample(Metric.MIRROR_REPAIRED, each.repaired.get(cause, 0), of_cause)
         if each.oldest_entry is not None:
             yield Sample(Metric.MIRROR_OLDEST_ENTRY, each.oldest_entry, labels)
         if each.read_at is not None:

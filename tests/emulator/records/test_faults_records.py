@@ -1,5 +1,5 @@
-"""Tests of the faults that affect records: gap events, delayed events, a moved org, and a purged
-record.
+"""Tests of the faults that affect records: gap events, lost and delayed events, a moved org, and a
+purged record.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import pytest
 
 from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from tests.conftest import until
 from tests.emulator.records.support import events
@@ -34,6 +35,48 @@ def test_gap_event_replaces_the_next_event_of_its_target(org, user):
     assert [header["changeType"] for header in headers(org, ORDERS)] == ["GAP_CREATE", "UPDATE"]
     assert [header["changeType"] for header in headers(org, ACCOUNTS)] == ["CREATE"]
     org.faults.assert_consumed()
+
+
+def test_a_lost_event_leaves_only_the_stamp(org, user, clock):
+    """The fault `lose_event` drops the next change event of its target from all topics. The record
+    has changed, and its SystemModstamp is the second of the change; other events are sent.
+    """
+    record = org.records.create("Order__c", {"Name": "1"}, user)
+    org.faults.add(Fault("lose_event", target=ORDERS))
+    clock.jump(5.4)
+    org.records.update("Order__c", record, {"Name": "2"}, user)
+    org.records.create("Account", {"Name": "A"}, user)
+    assert [header["changeType"] for header in headers(org, ORDERS)] == ["CREATE"]
+    assert [header["changeType"] for header in headers(org, ACCOUNTS)] == ["CREATE"]
+    row = org.records.get("Order__c", record)
+    assert row["Name"] == "2"
+    assert row["SystemModstamp"].endswith(".000+0000")
+    assert row["SystemModstamp"] > row["CreatedDate"]
+    org.faults.assert_consumed()
+
+
+@pytest.mark.parametrize("org", [Settings(), Settings(deletes_move_stamp=False)], indirect=True)
+def test_a_deletion_moves_the_stamp_unless_told(org, user, clock):
+    """A deletion and an undeletion move SystemModstamp, or do not, as a setting says; an update
+    always does.
+    """
+    moves = org.settings.deletes_move_stamp
+    record = org.records.create("Account", {"Name": "A"}, user)
+
+    def stamp():
+        query = "SELECT SystemModstamp FROM Account"
+        (row,) = org.records.query(query, user, deleted=True).rows
+        return row["SystemModstamp"]
+
+    stamps = [stamp()]
+    for change in (org.records.delete, org.records.undelete):
+        clock.jump(2.0)
+        change("Account", record, user)
+        stamps.append(stamp())
+    assert len(set(stamps)) == (3 if moves else 1)
+    clock.jump(2.0)
+    org.records.update("Account", record, {"Phone": "1"}, user)
+    assert stamp() > stamps[-1]
 
 
 def test_delayed_events_arrive_when_due(org, user, clock, tmp_path):

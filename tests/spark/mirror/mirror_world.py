@@ -64,7 +64,7 @@ class World:
         self.source = Source("topic", TOPIC)
         self.looks = False
         """Whether the mirror looks at the channel's members."""
-        self.settings: dict[str, Any] = {"sweep": 0.0, "refresh_formulas": 0.0}
+        self.settings: dict[str, Any] = {"sweep": 0.0, "refresh_formulas": 0.0, "drift": 0.0}
         self.now = 0.0
         self.wall = 1_800_000_000.0
         self.user = emulator.accounts.holder("")

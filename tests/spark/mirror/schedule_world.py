@@ -10,6 +10,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +41,7 @@ DAY = 24 * 3600.0
 # Actions after which the schedule must have had a moment with nothing to do.
 MOST_ACTIONS = 3000
 
-SETTINGS = MirrorSettings(margin=MARGIN, refresh_formulas=0.0, sweep=0.0)
+SETTINGS = MirrorSettings(margin=MARGIN, refresh_formulas=0.0, sweep=0.0, drift=0.0)
 
 NAME = Column("Name", pa.string(), "Name", "", ("Name",))
 
@@ -57,6 +58,7 @@ class Reading:
     action: actions.StartRead
     pieces: int
     number: int
+    sent: float
     is_stopped: bool = False
 
 
@@ -98,6 +100,16 @@ class SimulatedMirror:
         self.begun: list[tuple[float, str, str]] = []  # reads: when, of which object, and its kind
         self.merges_after: list[int] = []  # steps with events while pieces waited
         self.said: list[str] = []
+        self.limit = 100_000
+        """Number of API calls that the org allows in 24 hours."""
+        self.has_derived = False
+        """Whether the objects have fields that no event reports."""
+        self.silent: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        """Changes without an event that no read has found: when they were committed, and stamps."""
+        self.found: list[float] = []
+        """How long the others took to be found, in seconds."""
+        self.asked_from: dict[tuple[str, int], datetime | None] = {}
+        """The lowest stamp of each read, by object and number; None for all records."""
         self.on_piece: Callable[[], object] | None = None
         """Called before a read stores a piece."""
         self.kill_in: int | None = None
@@ -137,7 +149,8 @@ class SimulatedMirror:
 
     def next(self) -> actions.Action | actions.Idle | actions.End:
         """Hand in the present state, and return what to do next."""
-        columns = {name: Columns(name, (NAME,)) for name in self.progress}
+        reported = frozenset() if self.has_derived else frozenset({"name"})
+        columns = {name: Columns(name, (NAME,), reported) for name in self.progress}
         tables = TablesState(
             self.applied - 1, self.number, self.is_between, False, dict(self.entries), columns
         )
@@ -227,11 +240,13 @@ class SimulatedMirror:
             is_last=reading.pieces == 0,
             rows=1,
             size=len(action.wanted.record_ids) or 1,
-            selected=("Id", "Name"),
+            selected=("Id", "Name", "SystemModstamp"),
             filled={} if kind == "sweep" else {"Name": 0},
             epoch=action.epoch,
             piece=self.pieces[name],
             after=" ".join(action.wanted.record_ids),
+            through=reading.sent if kind in ("object", "changes") else None,
+            at=action.at,
         )
         self.log[name].append(marker)
         self.schedule.piece_stored(name, marker)
@@ -304,6 +319,9 @@ class SimulatedMirror:
                 self.ask_org(None)
                 self.told |= {name: (self.grants[name], len(self.log[name])) for name in names}
                 return {name: self.grants[name] for name in names}
+            case actions.FindLimit():
+                self.ask_org(None)
+                return self.limit
             case actions.LookAtMembers():
                 assert not self.is_looking
                 self.is_looking = True
@@ -382,6 +400,8 @@ class SimulatedMirror:
                 assert pieces == len(self.log[name]), "the right was not checked after the read"
             if isinstance(note, Merge) and (note.is_last or note.kind == "ids"):
                 self.close(note)
+            if isinstance(note, Merge) and note.through is not None:
+                self.find_silent(note, note.through)
 
     def close(self, note: Merge) -> None:
         """Close the entries that a read heals."""
@@ -397,6 +417,24 @@ class SimulatedMirror:
             else:
                 left.append(entry)
         self.entries[name] = left
+
+    def change_silently(self, name: str) -> None:
+        """Change a record without an event; its stamp is up to a transaction's length earlier."""
+        stamp = self.now.wall - int(self.rng.random() * self.settings.overlap)
+        self.silent[name].append((self.now.wall, stamp))
+
+    def find_silent(self, note: Merge, through: float) -> None:
+        """Find the changes that a read contains, whose responses may have lagged by a margin."""
+        (piece,) = [each for each in self.log[note.entity] if each.piece == note.last]
+        first = self.asked_from[note.entity, piece.read]
+        left = []
+        for at, stamp in self.silent[note.entity]:
+            is_asked = first is None or stamp >= first.timestamp()
+            if is_asked and at <= through - self.rng.choice([0.0, MARGIN]):
+                self.found.append(self.now.wall - at)
+            else:
+                left.append((at, stamp))
+        self.silent[note.entity] = left
 
     def start(self, action: actions.StartRead) -> None:
         """Begin a read, if the rules allow it."""
@@ -416,7 +454,8 @@ class SimulatedMirror:
             self.log[name] = [each for each in self.log[name] if each.piece > action.merged]
             number = self.pieces[name] + 1
         pieces = 1 if action.wanted.kind == "ids" else self.rng.randint(1, 3)
-        self.running = Reading(now, action, pieces, number)
+        self.running = Reading(now, action, pieces, number, self.now.wall)
+        self.asked_from[name, number] = action.wanted.stamps_from
 
     @property
     def is_equal(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,6 +22,7 @@ from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.deadlines import Deadlines, Now
 from sfpubsub.spark.mirror.due_reads import MOST_IDS, Periodic, Wanted, wanted_reads
 from sfpubsub.spark.mirror.log import FACTS, Marker, id_range
+from sfpubsub.spark.mirror.news import News
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
 from sfpubsub.spark.mirror.progress import ObjectProgress
 from sfpubsub.spark.mirror.status import state_of
@@ -64,27 +66,29 @@ ROW = {
     "SiteAddress": {"City": None, "Latitude": Decimal("0.125")},
     "Gone__c": None,
     "_unfit": False,
+    "_stamp": AT,
 }
 EMPTY = dict.fromkeys(ROW) | {"record_id": "001000000000002AAA", "Is__c": False, "_unfit": False}
 
 
 def test_json_and_csv_values_become_equal_rows():
-    """JSON from REST and CSV from Bulk become equal rows with the columns' types.
+    """JSON from REST and CSV from Bulk become equal rows with the columns' types, and the stamp.
 
     This includes nulls, quotes, line ends, surplus decimal digits and parts of compound fields.
     """
     rows = [
         {"Id": "001000000000001AAA", "Name": 'a "b",\nc', "Price__c": Decimal("1.005"),
          "Count__c": 12, "Is__c": True, "Day__c": "2026-11-22",
-         "At__c": "2026-11-22T05:12:45.000+0000", "SiteCity": None, "SiteLat": Decimal("0.125")},
+         "At__c": "2026-11-22T05:12:45.000+0000", "SiteCity": None, "SiteLat": Decimal("0.125"),
+         "SystemModstamp": "2026-11-22T05:12:45.000+0000"},
         {"Id": "001000000000002AAA", "Is__c": False, "Name": ""},
     ]  # fmt: skip
     assert values.of_json(COLUMNS, rows).to_pylist() == [ROW, EMPTY]
-    names = COLUMNS.selected
+    names = (*COLUMNS.selected, "SystemModstamp")
     text = (
         '"001000000000001AAA","a ""b"",\nc","1.005","12","true","2026-11-22",'
-        '"2026-11-22T05:12:45.000Z","","1.25E-1"\n'
-        '"001000000000002AAA","","","","false","","","",""\n'
+        '"2026-11-22T05:12:45.000Z","","1.25E-1","2026-11-22T05:12:45.000Z"\n'
+        '"001000000000002AAA","","","","false","","","","",""\n'
     )
     header = ",".join(f'"{name}"' for name in names) + "\n"
     for has_header in (True, False):
@@ -291,13 +295,16 @@ def test_row_from_a_read_alone_is_complete():
 
     schema = pa.schema([("record_id", pa.string()), *FACTS, *types])
     read = [
-        {"record_id": n, "Name": n, "_unfit": n == "b", "_is_deleted": n == "c", "_until": AT}
+        {"record_id": n, "Name": n, "_unfit": n == "b", "_is_deleted": n == "c", "_until": AT,
+         "_stamp": AT, "_derived_at": AT}
         for n in "abc"
-    ]
+    ]  # fmt: skip
     rows = rows_without(pa.Table.from_pylist(read, schema), merging)
     assert rows is not None
     found = [(r["Name"], r["_complete"], r["_is_deleted"]) for r in rows.to_pylist()]
     assert found == [("a", True, False), ("b", False, False), ("c", True, True)]
+    assert {(r["_read"]["until"], r["_read"]["stamp"]) for r in rows.to_pylist()} == {(AT, AT)}
+    assert {r["_derived_at"] for r in rows.to_pylist()} == {AT}
 
     row = made(merging)
     assert (row["_complete"], row["_reread"], row["_ingest_seq"]) == (True, False, 7)
@@ -314,7 +321,10 @@ def test_periodic_reads_are_due_on_schedule():
     A comparison of its ids is due on schedule. Neither is repeated if the run is about to end.
     """
     time = Deadlines(Now(0.0, 0.0))
-    progress, periodic = ObjectProgress(), Periodic(time, refresh_formulas=10.0, sweep=20.0)
+    progress, periodic = (
+        ObjectProgress(),
+        Periodic(time, refresh_formulas=10.0, sweep=20.0, drift=0.0),
+    )
     formula = Column("Sum__c", pa.int64(), "Sum__c", "", ("Sum__c",), calculated=True)
     with_formula = Columns("Account", (*COLUMNS.columns, formula))
 
@@ -348,7 +358,7 @@ def test_periodic_reads_are_due_on_schedule():
     periodic.end_after(5.0)
     assert reason(with_formula, 15.0) is None
     assert not is_sweep_due(25.0)
-    never = Periodic(time, refresh_formulas=0.0, sweep=0.0)
+    never = Periodic(time, refresh_formulas=0.0, sweep=0.0, drift=0.0)
     assert reason(with_formula, 1e9, never) is None
     assert not is_sweep_due(1e9, never)
 
@@ -366,7 +376,7 @@ def test_an_object_is_read_again_after_a_change_of_its_fields():
     """A full read is due if a field has another type or scale than in the last full read, or was
     not visible for some time since; not if fields are gone.
     """
-    periodic = Periodic(Deadlines(Now(0.0, 0.0)), refresh_formulas=0.0, sweep=0.0)
+    periodic = Periodic(Deadlines(Now(0.0, 0.0)), refresh_formulas=0.0, sweep=0.0, drift=0.0)
     progress = ObjectProgress(newest=READ, selected=COLUMNS.selected, filled=COLUMNS.filled)
     name, price, *others = COLUMNS.columns
     wider = replace(price, name="Price__c__decimal_18_4", type=pa.decimal128(18, 4))
@@ -394,3 +404,30 @@ def test_last_error_of_the_stream_is_raised(tmp_path: Path):
         stream().__exit__(None, None, None)
     mine = ValueError("mine")
     assert stream().__exit__(ValueError, mine, None) is None
+
+
+def test_rows_whose_event_may_be_on_the_way_are_left_once():
+    """A read of changed records leaves a row that changed after the quiet time, and the next one
+    takes it, whether it has changed again or not. A row that is returned again is taken only if a
+    value differs. A read that did not end leaves nothing to the next one.
+    """
+    news = News()
+
+    def row(record_id: str, second: int, **values: Any) -> dict[str, Any]:
+        return {
+            "Id": record_id,
+            "SystemModstamp": f"2026-11-22T05:12:{second:02}.000+0000",
+        } | values
+
+    def taken(quiet: int, *rows: dict[str, Any], ends: bool = True) -> list[str]:
+        news.begin(AT.replace(second=0), AT.replace(second=quiet).timestamp())
+        found = [each["Id"] for each in rows if news.has(each)]
+        if ends:
+            news.end()
+        return found
+
+    assert taken(10, row("a", 10), row("b", 11), ends=False) == ["a"]
+    assert taken(10, row("a", 10), row("b", 11)) == []
+    assert taken(20, row("a", 10, Name="x"), row("b", 21)) == ["a", "b"]
+    assert taken(30, row("b", 31)) == []
+    assert taken(40, row("a", 10, Name="x"), row("b", 21), row("c", 40)) == ["c"]

@@ -356,3 +356,56 @@ def test_a_sweep_and_a_refresh_are_due_by_the_wall_clock():
     world.run(2.0)
     assert [kind for _, _, kind in world.begun][-1] == "sweep"
     assert math.isclose(world.progress["Account"].swept_at or 0.0, read_at + 7200.0, abs_tol=2.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_changes_without_an_event_are_found_within_two_intervals(seed: int):
+    """Each change without an event is found by the next read of changed records, or by the one
+    after that if a response lags: across kills, with stamps that are older than their commits by as
+    much as a transaction may take, and beside all other reads.
+    """
+    every = 3600.0
+    world = settled("Account", "Contact", "Lead", seed=seed, drift=every)
+    kills = 0
+    for _ in range(30):
+        name = world.rng.choice(world.objects)
+        world.raw.append((name, "a"))
+        world.change_silently(name)
+        world.kill_in = world.rng.randint(0, 30) if world.rng.random() < 0.3 else None
+        try:
+            world.run(world.rng.choice([1.0, 30.0, MARGIN, 900.0, every]))
+        except KilledError:
+            kills += 1
+            world.open()
+    world.kill_in = None
+    world.run(2 * every + 4 * MARGIN)
+    assert not any(world.silent.values())
+    assert len(world.found) == 30
+    assert max(world.found) <= 2 * every + 4 * MARGIN
+    assert kills
+
+
+def changes_read(world: SimulatedMirror, seconds: float) -> int:
+    """Let the mirror run, and return how many reads of changed records have begun."""
+    before = len(world.begun)
+    world.run(seconds)
+    return sum(kind == "changes" for _, _, kind in world.begun[before:])
+
+
+def test_how_often_changed_records_are_read():
+    """They are read once an hour; every five minutes if the object has fields that no event
+    reports; more seldom if that would take more than a tenth of the org's API calls; never if told
+    so. A run with ``once`` reads them at most once.
+    """
+    hours = 4 * 3600.0
+    world = settled("Account", drift=3600.0)
+    assert changes_read(world, hours) == pytest.approx(4, abs=1)
+    world.has_derived = True
+    assert changes_read(world, hours) == pytest.approx(48, abs=1)
+    world.limit = 1000
+    world.open()  # asks for the limit
+    assert changes_read(world, hours) == pytest.approx(100 / 1.2 / 6, abs=1)
+    world.open(once=True)
+    world.run(hours)
+    assert isinstance(world.next(), actions.End)
+    assert not changes_read(settled("Account"), hours)

@@ -15,10 +15,13 @@ from sfpubsub.spark.records.fold import Change, Cue, ObjectCue, Reason, Record
 from sfpubsub.spark.records.merging import Mirrored, Outcome
 from sfpubsub.spark.records.reads import AsOf, DurableState, Entry, Read, Row
 from sfpubsub.spark.records.rows import start_of
-from tests.spark.records.org_model import OVERFLOW_ID, Org, Sent, time_of
+from tests.spark.records.org_model import LONGEST, OVERFLOW_ID, Org, Sent, time_of
 
 # Maximum staleness of responses, in ticks: equal to the margin, the worst case for the rules.
 STALENESS = 3
+
+# Earlier than every stamp.
+_BEFORE = time_of(-200)
 
 # Id ranges of the two pieces in which an object is read.
 PIECES = (("", "001004"), ("001004", "~"))
@@ -33,6 +36,7 @@ class Request:
     epoch: int
     ids: tuple[str, ...] = ()
     piece: int | None = None
+    stamps_from: datetime | None = None  # for a read of changed records: their lowest stamp
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Tables:
     queue: frozenset[Entry] = frozenset()
     position: int = 0  # number of raw rows that were applied
     merged: int = 0  # number of answers that were merged
+    through: datetime = _BEFORE  # when the last merged read of changed records was sent
     pieces: dict[int, Read] = field(default_factory=dict)  # the newest merged read of each piece
 
 
@@ -88,11 +93,28 @@ def continued(
 
 
 class Job:
-    """A simulated job that mirrors one object."""
+    """A simulated job that mirrors one object.
 
-    def __init__(self, org: Org, margin: int, *, twice: bool = True, most: int = 1) -> None:
-        self.org, self.margin, self.twice = org, margin, twice
-        self.most = most  # number of rows that a merge may delete by absence; more are parked
+    Args:
+        org: The org.
+        margin: Maximum staleness of responses that the job assumes, in ticks.
+        twice: Whether a record must be absent twice.
+        most: Number of rows that a merge may delete by absence; more are parked.
+        overlap: Longest transaction that the job assumes, in ticks.
+        ties: Whether a page can begin among records with the same stamp.
+    """
+
+    def __init__(
+        self,
+        org: Org,
+        margin: int,
+        *,
+        twice: bool = True,
+        most: int = 1,
+        overlap: int = LONGEST,
+        ties: bool = True,
+    ) -> None:
+        self.org, self.margin, self.twice, self.most = org, margin, twice, most
         self.held = Held(Grant.of([str(org.grant)]))  # durable
         self.number = 0  # of the newest entry without an event
         self.left_out: dict[str, bool] = {}  # ids that one response lacks; whether it was sent
@@ -103,6 +125,8 @@ class Job:
         self.tables = self.durable = Tables()
         self.notes: list[DurableState] = []
         self.requests: list[Request] = []
+        self.overlap, self.ties = overlap, ties
+        self.seen = reads.Seen()
         self.ask(Reason.ASKED)
 
     # The stream.
@@ -206,6 +230,8 @@ class Job:
             or because the user may not see every record.
         """
         now = self.org.now
+        if self.is_reading_changes:
+            return False
         self.check_rights()
         as_of = reads.as_of(self.notes, now, self.margin)
         if as_of is None or not self.held.grant:
@@ -224,6 +250,35 @@ class Job:
         }
         return self.send(ids=tuple(sorted(queued)))
 
+    def send_for_changes(self) -> None:
+        """Send a request for all records that have changed since the last such read."""
+        if self.requests or self.tables.merged < len(self.answers):
+            return  # the reads of an object follow each other
+        first = reads.changed_from(self.tables.through, self.overlap, self.margin)
+        if self.send():
+            self.requests[-1] = replace(self.requests[-1], stamps_from=first)
+
+    @property
+    def is_reading_changes(self) -> bool:
+        """Whether a read of changed records is in flight."""
+        return any(each.stamps_from is not None for each in self.requests)
+
+    def _changed(self, request: Request, rng: random.Random) -> dict[str, Row | None]:
+        """Return the changed records, in pages of two, each as of another time."""
+        found: dict[str, Row | None] = {}
+        last: tuple[datetime | None, str] = (request.stamps_from, "")
+        while True:
+            rows = {i: self.org.row(i, request.sent, STALENESS, rng) for i in self.org.past}
+            there = sorted((row.stamp, i, row) for i, row in rows.items() if row is not None)
+            page = [each for each in there if each[:2] > last][:2]
+            for stamp, record_id, row in page:
+                key = repr((row.values, row.is_deleted)).encode()
+                if self.seen.is_new(record_id, key, stamp):
+                    found[record_id] = row
+            if len(page) < 2:
+                return found
+            last = page[-1][:2] if self.ties else (page[-1][0], "~")
+
     def answer(self, request: Request, rng: random.Random) -> None:
         """Respond to a request as the org would, possibly with stale rows, and store the response
         durably.
@@ -233,11 +288,16 @@ class Job:
             first, end = PIECES[request.piece]
             ids = [each for each in self.org.past if first <= each < end]
         rows = {i: self.org.row(i, request.sent, STALENESS, rng) for i in ids}
-        for each, was_sent in self.left_out.items():
+        if request.stamps_from is not None:
+            rows = self._changed(request, rng)
+        left_out = {} if request.stamps_from is not None else self.left_out
+        for each, was_sent in left_out.items():
             if each in rows and not was_sent and self._is_live(each):
                 self.left_out[each], rows[each] = True, None
         found = {i: row for i, row in rows.items() if row is not None}
-        if request.piece is None:  # a read by id does not return deleted records
+        if (
+            request.piece is None and request.stamps_from is None
+        ):  # a read by id does not return deleted records
             found = {i: row for i, row in found.items() if not row.is_deleted}
         known = [event for event, good in self.raw[: request.as_of.ingest_seq + 1] if good]
         since = max((event.change(0).order for event in known), default=None)
@@ -307,7 +367,8 @@ class Job:
         self.check_rights()
         stands = bool(self.held.grant) and answer.request.epoch == self.held.epoch
         by_id = answer.request.piece is None
-        if by_id and not stands:
+        changed = answer.request.stamps_from is not None
+        if by_id and not stands and not changed:
             self.tables = replace(self.tables, merged=self.tables.merged + 1)
             return
         ids = set(answer.request.ids) | answer.rows.keys()
@@ -351,12 +412,16 @@ class Job:
         if len(pieces) == len(PIECES):
             queue -= set(reads.healed_by_object(queue, list(pieces.values())))
         merged = self.tables.merged + 1
+        through = self.tables.through
+        if changed and stands:
+            through = max(through, time_of(answer.request.sent))
         self.tables = replace(
             self.tables,
             mirrored=mirrored,
             history=history,
             queue=frozenset(queue),
             merged=merged,
+            through=through,
             pieces=pieces,
         )
 
@@ -380,7 +445,7 @@ class Job:
         added = self.tables.queue - self.durable.queue if with_queue else frozenset()
         self.tables = replace(self.durable, queue=self.durable.queue | added)
         self.durable = self.tables
-        self.requests, self.notes = [], []
+        self.requests, self.notes, self.seen = [], [], reads.Seen()
         self.record_state()
 
     def check_history(self) -> None:

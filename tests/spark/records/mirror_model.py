@@ -13,10 +13,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sfpubsub.spark.records.fold import Reason
 from tests.spark.records.job_model import STALENESS, Job
-from tests.spark.records.org_model import ALL_REPORTED, CHANGED, FIELDS, NAMED, Org, photo_of
+from tests.spark.records.org_model import (
+    ALL_REPORTED,
+    CHANGED,
+    FIELDS,
+    LONGEST,
+    NAMED,
+    Org,
+    photo_of,
+)
 
 # Changes that events report, at least as a gap of a record, and changes that they do not report.
 TOLD = ("CREATE", "UPDATE", "DIFF", "BOTH", "NULL", "GAP", "DELETE", "UNDELETE")
+SILENT = ("CREATE", "UPDATE", "UPDATE", "TOUCH", "DELETE")
 UNTOLD = ("GAP_CREATE", "GAP_DELETE", "OVERFLOW", "PURGE", "RATE", "MOVE", "LOSE", "WILD")
 
 
@@ -29,6 +38,9 @@ class MirrorMachine(RuleBasedStateMachine):
 
     margin = STALENESS
     twice = True
+    overlap = LONGEST
+    ties = True
+    has_stamps = True
     seen: ClassVar[set[Reason]] = set()
     """Reasons of all queue entries that were open at any `rest`, in all examples."""
 
@@ -37,17 +49,34 @@ class MirrorMachine(RuleBasedStateMachine):
         records=st.integers(0, 4),
         is_read=st.booleans(),
         all_reported=st.booleans(),
+        moves_stamps=st.booleans(),
     )
-    def begin(self, seed: int, records: int, is_read: bool, all_reported: bool = False) -> None:
+    def begin(
+        self,
+        seed: int,
+        records: int,
+        is_read: bool,
+        all_reported: bool = False,
+        moves_stamps: bool = True,
+    ) -> None:
         """Create an org with some records and its mirror.
 
-        If *is_read* is True, read the whole object once. *all_reported*: see `ALL_REPORTED`.
+        If *is_read* is True, read the whole object once. *all_reported*: see `ALL_REPORTED`;
+        *moves_stamps*: see `Org.moves_stamps`.
         """
         self.rng = random.Random(seed)
         self.org = Org(ALL_REPORTED if all_reported else FIELDS)
+        self.org.has_stamps, self.org.moves_stamps = self.has_stamps, moves_stamps
         for _ in range(records):
             self.org.create(before=True)
-        self.job = Job(self.org, self.margin, twice=self.twice, most=seed % 2)
+        self.job = Job(
+            self.org,
+            self.margin,
+            twice=self.twice,
+            most=seed % 2,
+            overlap=self.overlap,
+            ties=self.ties,
+        )
         if is_read:  # otherwise the first read happens at some later step
             self.org.now += self.margin
             self.job.send(pieces=(0, 1))
@@ -132,6 +161,48 @@ class MirrorMachine(RuleBasedStateMachine):
             if gone is not None:
                 self.org.purge(gone)
 
+    @rule(
+        kind=st.sampled_from(SILENT),
+        which=st.integers(0, 3),
+        duration=st.integers(0, LONGEST),
+    )
+    def write_silently(self, kind: str, which: int, duration: int = 0) -> None:
+        """Make a change that no event tells, in a transaction of *duration* ticks."""
+        self.org.commit()
+        self.org.duration = duration
+        self.org.change_silently(
+            kind, self.pick(which), f"s{self.org.now}.{self.org.number}", which % CHANGED
+        )
+        self.org.duration = 0
+
+    @rule(
+        which=st.integers(0, 3),
+        is_told=st.booleans(),
+        then=st.sampled_from(["", "read", "read", "write"]),
+    )
+    def find_silent_change(self, which: int, is_told: bool, then: str) -> None:
+        """Make a change that no event tells, and read it.
+
+        Args:
+            which: Chooses the record and the field.
+            is_told: Whether an event has changed the same field before.
+            then: Whether to read the record by id at once, or to change it again.
+        """
+        if is_told:
+            self.write("UPDATE", which, is_next=True)
+            self.deliver(len(self.org.bus), is_applied=True)
+            self.org.now += 1
+        self.write_silently("UPDATE", which)
+        self.answer_all()
+        self.send(what="changes")
+        self.answer_all()
+        if then == "write":
+            self.write_silently("UPDATE", which)
+        elif then == "read":
+            self.job.ask(Reason.ASKED, self.pick(which))
+            self.job.send_for_queue()
+            self.answer_all()
+
     @rule(turns=st.integers(1, 2), is_checked=st.booleans())
     def turn_rights(self, turns: int, is_checked: bool) -> None:
         """Withdraw View All from the mirror's user, or grant it again, or both."""
@@ -167,10 +238,13 @@ class MirrorMachine(RuleBasedStateMachine):
         else:
             self.job.deliver(1, decoded=False)
 
-    @rule(what=st.sampled_from(["queue", "0", "1", "both", "both"]))
+    @rule(what=st.sampled_from(["queue", "0", "1", "both", "both", "changes", "changes"]))
     def send(self, what: str) -> None:
         if what == "queue":
             self.job.send_for_queue()
+        elif what == "changes":
+            if self.has_stamps:
+                self.job.send_for_changes()
         else:
             self.job.send(pieces=(0, 1) if what == "both" else (int(what),))
 
@@ -234,12 +308,18 @@ class MirrorMachine(RuleBasedStateMachine):
             self.job.redrive()
         self.job.apply_rows(len(self.job.raw))
         self.check_complete_rows()
-        waiting = [] if answers else self.job.requests
+        waiting = [] if answers or self.job.is_reading_changes else self.job.requests
         if not answers:
             self.job.requests = []
         self.answer_all()
         self.process_queue()
-        self.compare(NAMED, leave_out=self.org.silent)
+        self.compare(NAMED, leave_out=self.org.silent | self.org.drifted)
+        if self.has_stamps:
+            self.job.send_for_changes()
+            self.answer_all()
+            self.process_queue()
+            self.compare(NAMED, leave_out=self.org.silent)
+            self.org.drifted.clear()
         self.job.ask(Reason.FORMULA)
         self.job.sweep()
         self.process_queue()

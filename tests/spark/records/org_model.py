@@ -9,7 +9,7 @@ import difflib
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,6 +25,9 @@ FIELDS = Fields(COLUMNS, {n: p for n, p in PLACES.items() if n != "PhotoUrl"}, {
 ALL_REPORTED = Fields(COLUMNS, PLACES, {})
 NAMED = 4  # number of columns before the formula
 CHANGED = 3  # number of columns that users change
+
+# Longest time that a transaction takes, in ticks.
+LONGEST = 2
 
 OVERFLOW_ID = "000000000000000AAA"
 
@@ -60,6 +63,8 @@ class State:
 
     fields: tuple[Any, ...]
     in_bin: bool = False
+    stamp: int = -100
+    """SystemModstamp, in ticks: at most `LONGEST` before the transaction is committed."""
 
 
 @dataclass
@@ -78,6 +83,13 @@ class Org:
     bus: list[Sent] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
     """Ids of records that were purged without an event while they were live."""
+    drifted: set[str] = field(default_factory=set)
+    """Ids of records that were changed without an event, although their stamps moved."""
+    duration: int = 0
+    """How many ticks before its commit a change sets the stamp."""
+    has_stamps: bool = True
+    moves_stamps: bool = True
+    """Whether deletions and undeletions move the stamp."""
     rights: list[tuple[int, int]] = field(default_factory=lambda: [(-100, 1)])
     """Since when the mirror's user has which grant of View All, by tick; 0 stands for none."""
 
@@ -133,7 +145,9 @@ class Org:
         assert rate is not None
         if state is None:
             return None
-        return Row((*state.fields, photo_of(record_id), _rank(state, rate)), state.in_bin)
+        values = (*state.fields, photo_of(record_id), _rank(state, rate))
+        stamp = time_of(state.stamp) if self.has_stamps else None
+        return Row(values, state.in_bin, stamp=stamp)
 
     # Changes by users. Each call is one transaction.
 
@@ -152,7 +166,32 @@ class Org:
         self.bus.append(Sent(ids, kind, time_of(self.now), self.number, self.sequence, **more))
 
     def put(self, record_id: str, state: State | None) -> None:
-        self.past.setdefault(record_id, []).append((self.now, state))
+        past = self.past.setdefault(record_id, [])
+        if state is not None:
+            tick, old = past[-1] if past else (-100, None)
+            # A transaction begins to change a record after the previous one was committed.
+            stamp = max(tick, self.now - self.duration)
+            if old is not None and old.in_bin != state.in_bin and not self.moves_stamps:
+                stamp = old.stamp
+            state = replace(state, stamp=stamp)
+        past.append((self.now, state))
+
+    def change_silently(self, kind: str, record_id: str | None, value: str, place: int) -> None:
+        """Make a change that no event tells, or move a stamp without a change (``TOUCH``)."""
+        before = len(self.bus)
+        if kind == "CREATE" or record_id is None:
+            self.create()
+            record_id = f"001{self.made:03}"
+        elif kind == "DELETE":
+            self.delete(record_id)
+        elif kind == "TOUCH":
+            self.put(record_id, State(self._fields(record_id)))
+        else:
+            self.update([record_id], value, place)
+        del self.bus[before:]
+        self.drifted.add(record_id)
+        if kind == "DELETE" and not self.moves_stamps:
+            self.silent.add(record_id)
 
     def create(self, *, before: bool = False, kind: str = "CREATE") -> None:
         """Create a record. If *before* is true, it predates the stream and has no event."""

@@ -6,6 +6,7 @@ contains, and the margin is the longest lag of the org's responses.
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, ClassVar
 
 import pytest
@@ -24,6 +25,7 @@ from sfpubsub.spark.records.merging import (
 )
 from sfpubsub.spark.records.reads import AsOf, DurableState, Entry, Read, Row, heals
 from tests.spark.records import job_model, mirror_model
+from tests.spark.records.job_model import STALENESS
 from tests.spark.records.mirror_model import DivergedError, MirrorMachine
 from tests.spark.records.org_model import ALL_REPORTED, FIELDS, Org, time_of
 
@@ -101,6 +103,54 @@ class Reliable(Once):
         """Do nothing."""
 
 
+class Calm(MirrorMachine):
+    """A mirror whose events report every change completely, except for those without an event. So
+    few reads happen that would correct a row by chance.
+    """
+
+    def write_with_incomplete_events(self, kind: str, which: int) -> None:
+        """Do nothing."""
+
+    def fail_to_decode(self, is_again: bool) -> None:
+        """Do nothing."""
+
+    def turn_rights(self, turns: int, is_checked: bool) -> None:
+        """Do nothing."""
+
+    def ask(self, what: str, which: int) -> None:
+        """Do nothing."""
+
+
+class NoStamps(MirrorMachine):
+    """A mirror of an object without SystemModstamp, so that every change has an event."""
+
+    has_stamps = False
+
+    def write_silently(self, kind: str, which: int, duration: int = 0) -> None:
+        """Do nothing."""
+
+    def find_silent_change(self, which: int, is_told: bool, then: str) -> None:
+        """Do nothing."""
+
+
+class NoOverlap(MirrorMachine):
+    """A mirror that assumes that a transaction is visible at once."""
+
+    overlap = -STALENESS
+
+
+class NoTies(MirrorMachine):
+    """A mirror whose pages begin after the last stamp, not after the last record."""
+
+    ties = False
+
+
+def _is_new_stamp(seen: reads.Seen, record_id: str, _: bytes, stamp: datetime) -> bool:
+    is_new = seen._rows.get(record_id) != (stamp, b"")
+    seen._rows[record_id] = stamp, b""
+    return is_new
+
+
 def _held(held: Held, _: Grant) -> tuple[Finding, Held]:
     return Finding.HELD, held
 
@@ -115,7 +165,12 @@ WITHOUT: dict[str, tuple[type[MirrorMachine], list[tuple[Any, str, Any]]]] = {
     "absence": (Reliable, [(merging, "proves_deletion", _anything)]),
     "rights": (MirrorMachine, [(job_model, "checked", _held)]),
     "twice": (Once, []),
-    RARE: (MirrorMachine, [(merging, "is_outdated", _nothing)]),
+    "stamps": (Calm, [(merging, "is_older", _nothing)]),
+    "untold": (Calm, [(merging, "is_contained", _nothing)]),
+    "overlap": (NoOverlap, []),
+    "ties": (NoTies, []),
+    "values": (Calm, [(reads.Seen, "is_new", _is_new_stamp)]),
+    RARE: (NoStamps, [(merging, "is_outdated", _nothing)]),
     "unreported": (MirrorMachine, [(mirror_model, "FIELDS", replace(FIELDS, unreported=()))]),
 }
 
@@ -553,6 +608,81 @@ def test_created_row_is_complete_once_it_was_read():
     assert after.mirrored is not None
     assert after.mirrored.record.values == ["1", None, None, "photo", "formula"]
     assert after.mirrored.record.is_complete
+
+
+def stamped(phone: str, tick: int, *, is_deleted: bool = False) -> Row:
+    """Return a row whose stamp is *tick*."""
+    return Row((phone, *[None] * 4), is_deleted, stamp=time_of(tick))
+
+
+def test_a_row_never_replaces_one_with_a_later_stamp():
+    """A read that began later may be answered from an older state. It leaves the row as it is, and
+    if it closes an entry, another read is queued, because the entry may be about other fields.
+    """
+    entry = Entry(X, Cue(Reason.ASKED, None, None, 5), asked=1)
+    newer = merge_row(FIELDS, X, None, read(5), stamped("new", 9), [], []).mirrored
+    late = merge_row(FIELDS, X, newer, read(6, asked=1), stamped("old", 8), [], [entry])
+    assert late.mirrored == newer
+    assert late.healed == (entry,)
+    assert [each.cue.reason for each in late.added] == [Reason.SWEEP]
+    same = merge_row(FIELDS, X, newer, read(6), stamped("gone", 9, is_deleted=True), [], [])
+    assert same.mirrored is not None
+    assert same.mirrored.record.is_deleted
+
+
+def test_an_event_that_overtakes_a_change_without_one_queues_a_read():
+    """An event that a row contains must not change it: otherwise a change without an event came
+    after it, and the event has undone it. An event after the row's stamp queues nothing.
+    """
+    event, next_event = update(6, "told"), update(9, "told later")
+    found = merge_row(FIELDS, X, known("1", 1), read(5), stamped("untold", 8), [event], [])
+    (entry,) = found.added
+    assert entry.cue.reason is Reason.UNTOLD
+    assert found.mirrored is not None
+    assert found.mirrored.record.reread_reason is Reason.UNTOLD
+    healed = merge_row(FIELDS, X, found.mirrored, read(6), stamped("untold", 8), [], [entry])
+    assert healed.healed == (entry,)
+    assert healed.mirrored is not None
+    after = apply_changes(FIELDS, X, healed.mirrored, [next_event], [])
+    assert after.added == ()
+    late = apply_changes(FIELDS, X, healed.mirrored, [update(7, "again", tick=8)], [])
+    assert [each.cue.reason for each in late.added] == [Reason.UNTOLD]
+    both = [update(6, "a"), update(7, "untold")]
+    assert merge_row(FIELDS, X, None, read(5), stamped("untold", 8), both, []).added == ()
+
+
+def test_fields_that_no_event_reports_are_as_old_as_the_last_read():
+    """The time as of which they are known is that of the newest row that was read; an event, an
+    absence or an older row does not change it.
+    """
+    row = replace(stamped("1", 8), derived_at=time_of(7))
+    found = merge_row(FIELDS, X, known("1", 1), read(5), row, [], []).mirrored
+    found = apply_changes(FIELDS, X, found, [update(10, "2")], []).mirrored
+    older = replace(stamped("1", 6), derived_at=time_of(9))
+    found = merge_row(FIELDS, X, found, read(10), older, [], []).mirrored
+    found = absent(found, read(11)).mirrored
+    assert found is not None
+    assert found.derived_at == time_of(7)
+    newer = replace(stamped("2", 10), derived_at=time_of(12))
+    found = merge_row(FIELDS, X, found, read(12), newer, [], []).mirrored
+    assert found is not None
+    assert found.derived_at == time_of(12)
+
+
+def test_rows_that_reads_of_changes_return_again_are_skipped_only_if_equal(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A row that is returned again is skipped, but not one with another value or stamp, nor one
+    that was forgotten, or that came when the memory was full.
+    """
+    monkeypatch.setattr(reads, "MOST_SEEN", 2)
+    seen = reads.Seen()
+    news = [seen.is_new(X, b"a", time_of(1)), seen.is_new("001002", b"a", time_of(1))]
+    news += [seen.is_new(X, b"a", time_of(1)), seen.is_new(X, b"b", time_of(1))]
+    news += [seen.is_new("001003", b"a", time_of(1)), seen.is_new("001003", b"a", time_of(1))]
+    assert news == [True, True, False, True, True, True]
+    seen.forget_before(time_of(2))
+    assert seen.is_new(X, b"b", time_of(1))
 
 
 def test_formula_refresh_does_not_mark_rows():

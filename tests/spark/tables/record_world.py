@@ -120,7 +120,16 @@ def _version(row: dict[str, Any]) -> tuple[str, int]:
 def plain(row: dict[str, Any], more: Sequence[str] = ()) -> dict[str, Any]:
     """Return a row of a table in the form of `SlowTables`."""
     known = {name: milliseconds(row[name]) for name in ("record_id", *FLAGS, *more)}
-    taken = {"record_id", *FLAGS, "_read", "valid_from", "valid_to", "from_read", "_kind"}
+    taken = {
+        "record_id",
+        *FLAGS,
+        "_read",
+        "_derived_at",
+        "valid_from",
+        "valid_to",
+        "from_read",
+        "_kind",
+    }
     fields = {_column(name, value): value for name, value in row.items() if name not in taken}
     return {**known, "values": pruned(fields) or {}}
 

@@ -220,6 +220,11 @@ _CHANGES: dict[str, Kind] = {
     "gap_event": Kind(
         (CHANGE,), {}, "Publish a gap event, which has only a header, for the next record change."
     ),
+    "lose_event": Kind(
+        (CHANGE,),
+        {},
+        "Publish no event for the next record change; the record's SystemModstamp moves as usual.",
+    ),
     "delay_event": Kind(
         (CHANGE,),
         {"seconds": 5.0},

@@ -84,6 +84,11 @@ class Settings:
     them ("kept"). Not known for the real service; "lost" is the harder case for a client.
     """
 
+    deletes_move_stamp: bool = True
+    """Whether a deletion and an undeletion move a record's SystemModstamp. Not known for the real
+    service.
+    """
+
     archived_by_id: bool = False
     """Whether a request for several records by id returns archived ones. Not known for the real
     service; False is the harder case for a client.

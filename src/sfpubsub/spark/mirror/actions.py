@@ -114,6 +114,11 @@ class ReadGrants(Action):
 
 
 @dataclass(frozen=True)
+class FindLimit(Action):
+    """Return how many API calls the org allows in 24 hours, to all its clients together."""
+
+
+@dataclass(frozen=True)
 class LookAtMembers(Action):
     """Begin to ask for the members of the channel. `Schedule.members_found` takes the result."""
 
@@ -175,6 +180,8 @@ class StartRead(Action):
     """Number of the newest piece that was merged. A new read removes the log up to it."""
     epoch: int
     """See `Marker.epoch`."""
+    at: float
+    """See `Marker.at`."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Which reads of the org are due, and in which order they begin.
 
-Reads run one at a time. In a *round*, each object gets at most one read of queued records and one
-sweep, so no object waits for ever, whatever arrives for the others.
+Reads run one at a time. In a *round*, each object gets at most one read of queued records, one of
+changed records and one sweep, so no object waits for ever, whatever arrives for the others.
 
 This module is pure: no Spark, no I/O, no clock.
 """
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
+from sfpubsub.spark.mirror.budget import DAY
 from sfpubsub.spark.mirror.deadlines import Deadlines
 from sfpubsub.spark.mirror.log import Kind
 from sfpubsub.spark.mirror.progress import ObjectProgress
 from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.described import STAMP
 from sfpubsub.spark.records.fold import Reason
 from sfpubsub.spark.records.reads import AsOf, Entry, Read, heals
 
@@ -32,6 +35,21 @@ MOST_IDS = 10 * IDS_AT_ONCE
 DESCRIBE_EVERY = 3600.0
 
 
+# Longest time in seconds between reads of the changed records of an object that has fields that no
+# event reports: an object costs 288 calls a day.
+DERIVED_EVERY = 300.0
+
+
+# Largest share of the org's API calls that reads of changed records take.
+MOST_SHARE = 0.1
+
+# The smallest limit of an org's API calls in 24 hours (Salesforce documentation, API limits).
+SMALLEST_LIMIT = 15_000
+
+# Calls that such a read takes: a query, and seldom a further one.
+_CALLS = 1.2
+
+
 @dataclass(frozen=True)
 class Wanted:
     """A read that should be performed."""
@@ -40,6 +58,8 @@ class Wanted:
     kind: Kind
     record_ids: tuple[str, ...] = ()
     """For the kind ``ids``: the ids to read."""
+    stamps_from: datetime | None = None
+    """For the kind ``changes``: the lowest stamp to read."""
 
 
 class Periodic:
@@ -51,12 +71,17 @@ class Periodic:
             such as formulas, are reread; 0 for never.
         sweep: Interval in seconds at which the ids in the org and the table are compared; 0 for
             never.
+        drift: See `MirrorSettings.drift`.
     """
 
-    def __init__(self, time: Deadlines, refresh_formulas: float, sweep: float) -> None:
+    def __init__(
+        self, time: Deadlines, refresh_formulas: float, sweep: float, drift: float
+    ) -> None:
         self._time = time
         self._refresh_formulas = refresh_formulas
         self._sweep = sweep
+        self._drift = drift
+        self._stretch = 1.0
         self._end_after = float("inf")
 
     def end_after(self, began: float) -> None:
@@ -94,6 +119,38 @@ class Periodic:
         last = max(progress.read_at or 0.0, progress.swept_at or 0.0)
         return progress.newest is not None and self._is_due(last, self._sweep)
 
+    @property
+    def reads_changes(self) -> bool:
+        """Whether changed records are read at all."""
+        return self._drift > 0
+
+    def are_changes_due(self, progress: ObjectProgress, columns: Columns) -> bool:
+        """Return whether the records of an object that have changed are due to be read.
+
+        A read of the whole object counts, too. They are never due if the object has no stamps.
+
+        Args:
+            progress: What the mirror has read of the object so far.
+            columns: The columns of its table.
+        """
+        is_read = progress.through is not None and STAMP in progress.selected
+        every = self._stretch * self._changes_every(columns)
+        return is_read and self._is_due(progress.changes_at, every)
+
+    def stretch(self, objects: Iterable[Columns], limit: int) -> None:
+        """Make the intervals between reads of changed records fit the org's limit of API calls.
+
+        Args:
+            objects: The columns of each object.
+            limit: Number of API calls that the org allows in 24 hours.
+        """
+        every = [self._changes_every(columns) for columns in objects]
+        calls = sum(_CALLS * DAY / each for each in every if each)
+        self._stretch = max(1.0, calls / (MOST_SHARE * limit))
+
+    def _changes_every(self, columns: Columns) -> float:
+        return min(self._drift, DERIVED_EVERY) if columns.unreported else self._drift
+
     def _is_due(self, last: float | None, every: float) -> bool:
         if not every:
             return False
@@ -109,14 +166,14 @@ class Rounds:
     """Gives each object its turn to be read."""
 
     def __init__(self) -> None:
-        self._served: set[tuple[str, bool]] = set()  # in this round: objects, and whether by sweep
+        self._served: set[tuple[str, str]] = set()  # in this round
 
     def next(self, reads: Sequence[Wanted]) -> Wanted:
         """Return the read that begins next.
 
         Args:
-            reads: The reads that can begin now, at most one of queued records and one sweep for
-                each object. Within a round, they begin in this order.
+            reads: The reads that can begin now, at most one of queued records, one of changed
+                records and one sweep for each object. Within a round, they begin in this order.
         """
         left = [each for each in reads if _lane(each) not in self._served]
         if not left:  # the round is over
@@ -126,8 +183,8 @@ class Rounds:
         return left[0]
 
 
-def _lane(read: Wanted) -> tuple[str, bool]:
-    return read.entity, read.kind == "sweep"
+def _lane(read: Wanted) -> tuple[str, str]:
+    return read.entity, "object" if read.kind == "ids" else read.kind
 
 
 def wanted_reads(

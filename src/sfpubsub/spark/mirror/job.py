@@ -47,6 +47,7 @@ from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
 from sfpubsub.spark.mirror.status import ObjectStatus
 from sfpubsub.spark.mirror.stream_state import StreamState
 from sfpubsub.spark.mirror.tables import MirrorTables
+from sfpubsub.spark.records.described import STAMP
 from sfpubsub.spark.records.step import Follower
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables.engine import EventTables
@@ -154,7 +155,9 @@ class MirrorJob:
             self._since = Since(self.tables)
             self._sidecars = Sidecars(spark, raw, clock=wall)
             self._mailbox = Mailbox(target.spark, target.place)
-            self._reporting = Reporting(self._engine, queue, self._mailbox, wall)
+            self._reporting = Reporting(
+                self._engine, queue, self._mailbox, self.tables.repaired, wall
+            )
             for name in self.objects:
                 self.tables.add(name, self._schedule.progress(name).newest)
             self._opened = opened.pop_all()
@@ -347,6 +350,8 @@ class MirrorJob:
                 return queue.parked(name)
             case actions.ReadGrants(names):
                 return grants_of(self._reader, names)
+            case actions.FindLimit():
+                return self._reader.limits().most
             case actions.LookAtMembers():
                 self._looking = None if self._look is None else self._members.start(self._look)
             case actions.KeepRights(held, gaps):
@@ -368,14 +373,21 @@ class MirrorJob:
             case actions.ClearLog(name):
                 log = self.tables.log(name)
                 log.clear(log.next - 1)
+                self._reads.forget(name)
         return None
 
     def _start(self, action: actions.StartRead) -> None:
         wanted, last = action.wanted, action.last
         log = self.tables.log(wanted.entity)
-        has_bin = self._described[wanted.entity].field("IsDeleted") is not None
-        columns = self.tables.objects[wanted.entity].columns
-        reading = Reading(columns, log, has_bin, action.epoch)
+        described = self._described[wanted.entity]
+        reading = Reading(
+            self.tables.objects[wanted.entity].columns,
+            log,
+            has_bin=described.field("IsDeleted") is not None,
+            has_stamp=described.field(STAMP) is not None,
+            epoch=action.epoch,
+            at=action.at,
+        )
 
         def read() -> Iterator[Marker]:
             if last is not None:

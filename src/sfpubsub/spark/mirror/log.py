@@ -30,7 +30,7 @@ from sfpubsub.spark.records.reads import AsOf
 
 LOG_PREFIX = "_reads_"
 
-Kind = Literal["object", "ids", "sweep"]
+Kind = Literal["object", "ids", "sweep", "changes"]
 
 # Columns of a row in addition to the record's fields. They come first, because Delta has bounds
 # only for a table's first 32 columns, and a merge finds its pieces by `_piece`.
@@ -40,12 +40,17 @@ FACTS = pa.schema(
         ("_unfit", pa.bool_()),  # a value did not fit its column, and is null
         ("_found", pa.bool_()),  # otherwise the record was requested but not returned
         ("_until", TIME),
+        ("_stamp", TIME),  # the record's SystemModstamp, if the object has it
+        ("_derived_at", TIME),  # see `Row.derived_at`
         ("_piece", pa.int64()),
         ("_marker", pa.string()),  # set only in the marker row
     ]
 )
 
 _FACTS = {"kind": "reads"}
+
+# Those fields of a marker that are times.
+_TIMES = ("until", "derived_at")
 
 # Maximum size of the pieces kept in memory until they are merged, in bytes. A piece of 50,000 rows
 # of an ordinary object takes about 5 MB.
@@ -59,17 +64,27 @@ class Marker:
     read: int
     """Number of the read's first piece, which identifies the read."""
     kind: Kind
-    """``object``: all records. ``ids``: records by id. ``sweep``: the ids of all records."""
+    """``object``: all records. ``ids``: records by id. ``sweep``: the ids of all records.
+    ``changes``: the records whose stamps (SystemModstamp) are not before a certain time.
+    """
     as_of: AsOf
     is_last: bool = False
     until: datetime | None = None
     """The piece contains no change committed after this time; see `Read.until`."""
+    derived_at: datetime | None = None
+    """See `Row.derived_at`."""
     job: str | None = None
     """For a Bulk read: id of its job."""
     locator: str | None = None
     """For a Bulk read: locator of the page after this piece."""
     after: str | None = None
     """For a read by queries: the last record id of this piece."""
+    at: float | None = None
+    """When the read began, in seconds since the epoch."""
+    through: float | None = None
+    """For a read of all, or of all changed records: it contains every change that was visible in
+    the org at this time, by the org's clock in seconds since the epoch.
+    """
     selected: tuple[str, ...] = ()
     """Selected fields, in the order of the query."""
     filled: Mapping[str, int] = field(default_factory=dict)
@@ -94,10 +109,16 @@ class Marker:
     piece: int = 0
     """Number of the piece in the log."""
 
+    @property
+    def can_resume(self) -> bool:
+        """Whether the read can go on after this piece. Otherwise it starts over."""
+        return self.kind != "changes" or self.job is not None
+
     def to_json(self) -> str:
         """Return the marker as JSON text for `from_json`."""
         found = asdict(self)
-        found["until"] = self.until.isoformat() if self.until else None
+        for name in _TIMES:
+            found[name] = found[name].isoformat() if found[name] else None
         return json.dumps(found)
 
     @classmethod
@@ -105,7 +126,8 @@ class Marker:
         """Parse the output of `to_json`."""
         found: dict[str, Any] = json.loads(text)
         found["as_of"] = AsOf(**found["as_of"])
-        found["until"] = datetime.fromisoformat(found["until"]) if found["until"] else None
+        for name in _TIMES:
+            found[name] = datetime.fromisoformat(found[name]) if found[name] else None
         found["selected"] = tuple(found["selected"])
         return cls(**found)
 
@@ -244,6 +266,7 @@ def _file(schema: pa.Schema, rows: Iterable[pa.Table], marker: Marker) -> tuple[
             if not len(part):  # a row group without rows would leave the file without bounds
                 continue
             own = part.append_column("_until", _same(marker.until, TIME, len(part)))
+            own = own.append_column("_derived_at", _same(marker.derived_at, TIME, len(part)))
             own = own.append_column("_piece", _same(marker.piece, pa.int64(), len(part)))
             own = own.append_column("_marker", pa.nulls(len(part), pa.string()))
             writer.write_table(own.select(schema.names).cast(schema))

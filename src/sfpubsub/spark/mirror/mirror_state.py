@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.rest.grants import Held
@@ -26,7 +27,7 @@ from sfpubsub.spark.mirror.stream_state import StreamState
 from sfpubsub.spark.mirror.waiting import Waiting, Why
 from sfpubsub.spark.records.columns import Columns
 from sfpubsub.spark.records.fold import Reason
-from sfpubsub.spark.records.reads import AsOf, DurableState, Entry, as_of
+from sfpubsub.spark.records.reads import AsOf, DurableState, Entry, as_of, changed_from
 
 # Seconds between checks of the raw table while the stream writes nothing: rows may be waiting for
 # their schemas, and other processes may write to the table.
@@ -107,6 +108,7 @@ class MirrorState:
         """Those of them whose read a signal has given up. They begin no other one."""
         self.described_at: dict[str, float] = {}
         """When each object was described by this process, on the monotonic clock."""
+        self.overlap: float = settings.overlap
         self._margin = settings.margin
         self._progress = dict(stored.progress)
         self._durable: list[DurableState] = []
@@ -179,6 +181,16 @@ class MirrorState:
 
     def _reread_without_absences(self, name: str) -> Decision[None]:
         yield from self.request(name, Reason.GAP, forgets_absences=True)
+
+    def changed_from(self, name: str) -> datetime:
+        """Return the lowest stamp that a read of an object's changed records asks for.
+
+        Call this only if all its records, or changed ones, were read before.
+        """
+        through = self.progress(name).through
+        if through is None:
+            raise AssertionError("bug in sfpubsub: the object was never read")
+        return changed_from(datetime.fromtimestamp(through, UTC), self.overlap, self._margin)
 
     def as_of_now(self) -> AsOf | None:
         """Return what a read that begins now is guaranteed to contain (`reads.as_of`).

@@ -49,6 +49,10 @@ class Merge:
     """With `is_last`: the fields that the read selected."""
     records: int | None = None
     """With `is_last`: number of records that the read returned, without deleted ones."""
+    through: float | None = None
+    """With the last piece of a read of changed records, and with `is_last`: `Marker.through`."""
+    began: float | None = None
+    """Set with `through`: `Marker.at`."""
 
     def to_note(self) -> dict[str, Any]:
         """Convert the note to the dictionary that the step's plan stores (`StepPlan.note`)."""
@@ -129,7 +133,10 @@ def subject_of(note: Note) -> str:
     The progress of an object (`ObjectProgress`) follows from the newest note of each subject.
     """
     found = note.to_note()
-    return f"{found['do']}{' end' if found.get('is_last') else ''} {note.entity}"
+    kind = " end" if found.get("is_last") else ""
+    if found.get("kind") == "changes":
+        kind = " changes"
+    return f"{found['do']}{kind} {note.entity}"
 
 
 def note_of(found: Mapping[str, Any]) -> Note:

@@ -29,6 +29,10 @@ class ObjectProgress:
     """Columns that `newest` filled; see `Marker.filled`."""
     swept_at: float | None = None
     """Time of the last comparison of ids, in seconds since the epoch; None before the first."""
+    through: float | None = None
+    """The org's time up to which changes were read: `Marker.through` of the newest read."""
+    changes_at: float | None = None
+    """When the last read of changed records, or of all, began, in seconds since the epoch."""
     records: int | None = None
     """Number of live records that the last read of all records or ids returned."""
 
@@ -52,6 +56,8 @@ class ObjectProgress:
         """Update the progress from a note (`notes.Note`). Pass notes in step order."""
         if isinstance(note, Merge):
             self.merged = max(self.merged, note.last)
+            if note.through is not None:
+                self.read_through(note.through, note.began)
             if note.is_last:
                 self.newest, self.read_at, self.is_removed = note.read, note.at, False
                 self.selected, self.records = note.selected, note.records
@@ -61,4 +67,14 @@ class ObjectProgress:
             self.swept_at, self.records = note.at, note.records
         elif isinstance(note, Remove):
             self.newest = self.read_at = self.swept_at = self.records = None
+            self.through = self.changes_at = None
             self.selected, self.is_removed = (), True
+
+    def read_through(self, through: float, began: float | None) -> None:
+        """Record that all changes were read that were visible in the org at some time.
+
+        Args:
+            through: That time, by the org's clock.
+            began: When the read began, in seconds since the epoch.
+        """
+        self.through, self.changes_at = max(self.through or through, through), began

@@ -1,5 +1,9 @@
 """Read the org into the log, piece by piece: with Bulk jobs, by queries over id ranges, or by ids.
 
+A read of changed records (`Wanted.stamps_from`) returns them in the order of their stamps, that is,
+of SystemModstamp. A record that has just changed is left for the next read, unless it was left
+before, because its event may still be on the way, and then nothing has to be repaired.
+
 For the read log, its pieces and their markers, see log.py. This module decides neither what to read
 nor a read's as-of (reads.py). To resume an interrupted read, only the marker of its newest stored
 piece is needed.
@@ -21,7 +25,9 @@ from sfpubsub.rest import OrgReader, QueryJob
 from sfpubsub.spark.mirror import values
 from sfpubsub.spark.mirror.due_reads import Wanted
 from sfpubsub.spark.mirror.log import Kind, Marker, ReadLog
+from sfpubsub.spark.mirror.news import News, stamp_of
 from sfpubsub.spark.records.columns import Columns
+from sfpubsub.spark.records.described import STAMP
 from sfpubsub.spark.records.reads import AsOf
 
 # Rows per query: the maximum page size.
@@ -51,8 +57,12 @@ class Reading:
     log: ReadLog
     has_bin: bool
     """Whether the object has the field ``IsDeleted``."""
+    has_stamp: bool = False
+    """Whether the object has the field ``SystemModstamp``."""
     epoch: int = 0
     """See `Marker.epoch`."""
+    at: float | None = None
+    """See `Marker.at`."""
 
     @property
     def entity(self) -> str:
@@ -68,7 +78,8 @@ class Reading:
         if kind == "sweep":
             return ("Id",)
         own = self.columns.selected
-        return (*own, _DELETED) if self.has_bin else own
+        flags = [(_DELETED, self.has_bin), (STAMP, self.has_stamp)]
+        return (*own, *(name for name, is_there in flags if is_there))
 
 
 class OrgReads:
@@ -99,6 +110,9 @@ class OrgReads:
         self._piece_rows = piece_rows
         self._stop = stop
         self._findings = values.Findings()
+        # An event may arrive a margin after its change, and be applied a margin before the read.
+        self._delay = 2 * margin
+        self._news: dict[str, News] = {}
 
     def begin(self, wanted: Wanted, of: Reading, as_of: AsOf) -> Iterator[Marker]:
         """Start a read, and yield the marker of each piece once it is durable.
@@ -109,11 +123,24 @@ class OrgReads:
             as_of: What the read is guaranteed to contain; the result of `reads.as_of`.
         """
         selected, filled = of.selected(wanted.kind), of.filled(wanted.kind)
-        marker = Marker(0, wanted.kind, as_of, selected=selected, filled=filled, epoch=of.epoch)
+        marker = Marker(
+            0, wanted.kind, as_of, selected=selected, filled=filled, epoch=of.epoch, at=of.at
+        )
         if wanted.kind == "ids":
             yield self._by_ids(wanted.record_ids, of, marker)
             return
-        marker = replace(marker, total=self._count(of.entity))
+        if wanted.stamps_from is not None:
+            try:
+                yield from self._by_stamps(wanted.stamps_from, of, marker)
+            except BaseException:
+                self.forget(of.entity)
+                raise
+            return
+        sent = time.monotonic()
+        total = self._count(of.entity)
+        through = self._sent(sent)
+        derived_at = self._derived_at(through)
+        marker = replace(marker, total=total, through=through, derived_at=derived_at)
         if (marker.total or 0) < self._bulk_from and len(_query(of, marker)) < _LONGEST_QUERY:
             yield from self._by_queries(of, marker)
             return
@@ -142,14 +169,91 @@ class OrgReads:
         else:
             yield from self._by_queries(of, last)
 
-    def _count(self, entity: str) -> int:
-        soql = f"SELECT COUNT() FROM {entity}"  # noqa: S608  # no SQL
+    def forget(self, entity: str) -> None:
+        """Forget which rows of an object were read: pieces with some of them were dropped."""
+        self._news.pop(entity, None)
+
+    def _by_stamps(self, first: datetime, of: Reading, marker: Marker) -> Iterator[Marker]:
+        sent = time.monotonic()
+        page = self._changed(of, marker, first)
+        begun = self._sent(sent)
+        quiet = begun - self._delay
+        marker = replace(marker, through=quiet, derived_at=self._derived_at(begun))
+        if len(page) == _PAGE and self._count(of.entity, _since(first)) >= self._bulk_from:
+            soql = _select(of.entity, marker.selected, _since(first))
+            job = self._reader.jobs.create(soql, all_rows=True)
+            created = of.log.add(of.columns, (), replace(marker, job=job.id))
+            yield created
+            yield from self._by_job(of, created)
+            return
+        news = self._news.setdefault(of.entity, News())
+        news.begin(first, quiet)
+        selected = set(marker.selected)
+        while not marker.is_last:
+            rows: list[Mapping[str, Any]] = []
+            while len(rows) < self._piece_rows and not marker.is_last:
+                self._stop()
+                rows += [row for row in page if row.keys() >= selected and news.has(row)]
+                marker = replace(marker, is_last=len(page) < _PAGE)
+                if not marker.is_last:
+                    page = self._changed(of, marker, first, page[-1])
+            part = _with_flags(values.of_json(of.columns, rows, self._findings), rows, found=True)
+            marker = replace(
+                marker, until=self._until(), rows=marker.rows + len(rows), size=len(rows)
+            )
+            marker = of.log.add(of.columns, [part], marker)
+            yield marker
+        news.end()
+
+    def _changed(
+        self, of: Reading, marker: Marker, first: datetime, last: Mapping[str, Any] | None = None
+    ) -> list[Mapping[str, Any]]:
+        """Return the next records in the order of their stamps, at most `_PAGE`.
+
+        Args:
+            of: The object.
+            marker: The marker with the fields to select.
+            first: The lowest stamp.
+            last: The last record of the page before; None for the first page.
+        """
+        where = _since(first)
+        if last is not None:
+            stamp = _in_soql(stamp_of(last))
+            tie = f"({STAMP} = {stamp} AND Id > '{last['Id']}')"
+            where = f" WHERE {STAMP} > {stamp} OR {tie}"
+        order = f"{where} ORDER BY {STAMP}, Id LIMIT {_PAGE}"
+        soql = _select(of.entity, marker.selected, order)
+        if len(soql) < _LONGEST_QUERY:
+            return _page(self._reader, soql)
+        keys = _page(self._reader, _select(of.entity, ("Id", STAMP), order))
+        found = self._retrieved(of.entity, [key["Id"] for key in keys], marker.selected)
+        # A record that is purged meanwhile leaves its key, for the next page.
+        return [found[key["Id"]] or key for key in keys]
+
+    def _retrieved(
+        self, entity: str, ids: Sequence[str], selected: Sequence[str]
+    ) -> dict[str, dict[str, Any] | None]:
+        """Return records by id; None for those that the org has not returned."""
+        found = self._reader.retrieve(entity, ids, selected)
+        missing = [record_id for record_id, row in found.items() if row is None]
+        found.update(rows_by_query(self._reader, entity, missing, selected))
+        return found
+
+    def _sent(self, sent: float) -> float:
+        """Return the org's time when a request was sent to which it has just responded.
+
+        Args:
+            sent: The same time on the monotonic clock.
+        """
+        return self._org_time().timestamp() - (time.monotonic() - sent)
+
+    def _count(self, entity: str, where: str = "") -> int:
+        soql = f"SELECT COUNT() FROM {entity}{where}"  # noqa: S608  # no SQL
         return next(iter(self._reader.query(soql, all_rows=True))).total
 
     def _by_ids(self, ids: Sequence[str], of: Reading, marker: Marker) -> Marker:
-        found = self._reader.retrieve(of.entity, ids, marker.selected)
-        missing = [record_id for record_id, row in found.items() if row is None]
-        found.update(rows_by_query(self._reader, of.entity, missing, marker.selected))
+        sent = time.monotonic()
+        found = self._retrieved(of.entity, ids, marker.selected)
         rows = [row for row in found.values() if row is not None]
         absent = [{"Id": record_id} for record_id, row in found.items() if row is None]
         parts = [
@@ -159,6 +263,7 @@ class OrgReads:
         done = replace(
             marker,
             until=self._until(),
+            derived_at=self._derived_at(self._sent(sent)),
             rows=len(rows),
             size=len(found),
             absent=len(absent),
@@ -235,13 +340,19 @@ class OrgReads:
         deadline = time.monotonic() + _JOB_TIMEOUT
         return self._reader.jobs.wait(job_id, deadline=deadline, progress=lambda _: self._stop())
 
+    def _derived_at(self, sent: float) -> datetime:
+        return datetime.fromtimestamp(sent, UTC) - self._margin
+
     def _until(self) -> datetime:
+        return self._org_time() + self._margin + _SECOND
+
+    def _org_time(self) -> datetime:
         found = self._reader.org_time
         if found is None:
             raise RemoteProtocolError(
                 "the org's response has no Date header: check whether a proxy removes headers"
             )
-        return found.astimezone(UTC) + self._margin + _SECOND
+        return found.astimezone(UTC)
 
 
 def rows_by_query(
@@ -308,8 +419,20 @@ def _query(of: Reading, marker: Marker, after: str | None = None, most: int | No
     if after is not None:
         conditions.append(f"Id > '{after}'")
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    soql = f"SELECT {', '.join(marker.selected)} FROM {of.entity}{where}"  # noqa: S608  # no SQL
+    soql = _select(of.entity, marker.selected, where)
     return soql if most is None else f"{soql} ORDER BY Id LIMIT {most}"
+
+
+def _select(entity: str, fields: Sequence[str], rest: str) -> str:
+    return f"SELECT {', '.join(fields)} FROM {entity}{rest}"  # noqa: S608  # no SQL
+
+
+def _since(first: datetime) -> str:
+    return f" WHERE {STAMP} >= {_in_soql(first)}"
+
+
+def _in_soql(time: datetime) -> str:
+    return f"{time.astimezone(UTC).isoformat(timespec='milliseconds').removesuffix('+00:00')}Z"
 
 
 def _with_flags(table: pa.Table, rows: Sequence[Mapping[str, Any]], *, found: bool) -> pa.Table:

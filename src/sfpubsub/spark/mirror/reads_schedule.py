@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sfpubsub.errors import SfPubSubError
+from sfpubsub.rest.scope import Scope, scope_of
 from sfpubsub.spark.mirror import actions as do
 from sfpubsub.spark.mirror.actions import Decision
+from sfpubsub.spark.mirror.budget import DAY
 from sfpubsub.spark.mirror.due_reads import (
+    SMALLEST_LIMIT,
     Periodic,
     Rounds,
     Wanted,
@@ -39,6 +42,8 @@ class ReadsSchedule:
         self._periodic = periodic
         self._rounds = Rounds()
         self._is_over_budget = False
+        self._limit = SMALLEST_LIMIT
+        self._limit_at = float("-inf")
         self.ended: tuple[str, BaseException | None] | None = None
         """The object of the read that has ended, and its error if it failed, until `end`."""
 
@@ -58,12 +63,37 @@ class ReadsSchedule:
             else None
         )
 
-    def sweeps(self) -> list[Wanted]:
-        """Return the sweeps that are due."""
+    def periodic(self) -> list[Wanted]:
+        """Return the sweeps, and the reads of changed records, that are due."""
         state = self._state
         visible = [name for name in state.objects if state.is_visible(name)]
         due = [name for name in visible if self._periodic.is_sweep_due(state.progress(name))]
-        return [Wanted(name, "sweep") for name in due]
+        found = [Wanted(name, "sweep") for name in due]
+        self._periodic.stretch(state.tables.columns.values(), self._limit)
+        for name in visible:
+            columns = state.tables.columns.get(name)
+            if columns and self._periodic.are_changes_due(state.progress(name), columns):
+                found.append(Wanted(name, "changes", stamps_from=state.changed_from(name)))
+        return found
+
+    def learn_limit(self) -> Decision[bool]:
+        """Ask for the org's limit of API calls if that is due; return whether it was asked."""
+        state = self._state
+        is_due = self._periodic.reads_changes and state.time.is_past(self._limit_at + DAY)
+        if not is_due or not state.failures.may_ask or not state.budget.may_read:
+            return False
+        try:
+            self._limit = yield do.FindLimit()
+        except SfPubSubError as error:
+            if scope_of(error) is Scope.MIRROR:
+                raise
+            if scope_of(error) is Scope.ORG:
+                state.failures.failed_all(error)
+                return False
+            # The user may not ask for it.
+            self._limit = SMALLEST_LIMIT
+        self._limit_at = state.time.now.clock
+        return True
 
     def begin(self) -> Decision[bool]:
         """Begin the next read, and return whether one has begun or failed to begin."""
@@ -95,14 +125,15 @@ class ReadsSchedule:
         ]
         for name in names:
             last = state.pieces.unfinished(name)
-            if last is not None and last.epoch != state.rights.epoch(name):
+            epoch = state.rights.epoch(name)
+            if last is not None and (last.epoch != epoch or not last.can_resume):
                 state.pieces.give_up(name)
         left = {name: state.pieces.unfinished(name) for name in names}
         found = [Wanted(name, last.kind) for name, last in left.items() if last is not None]
         records = {name: state.progress(name).records for name in names}
         others = smallest_first([name for name, last in left.items() if last is None], records)
         found += wanted_reads(state.tables.entries, others, as_of)
-        return found + [each for each in self.sweeps() if each.entity in others]
+        return found + [each for each in self.periodic() if each.entity in others]
 
     def _begin(self, wanted: Wanted, as_of: AsOf) -> Decision[None]:
         """Begin a read, or resume it."""
@@ -110,14 +141,15 @@ class ReadsSchedule:
         last = state.pieces.unfinished(name)
         if last is not None:
             yield do.Say(f"{name}: resuming a read after {last.rows} records")
-        elif wanted.kind != "ids":
+        elif wanted.kind in ("object", "sweep"):
             yield do.Say(f"{name}: reading all {'ids' if wanted.kind == 'sweep' else 'records'}")
         try:
-            if (last is None and wanted.kind != "ids") or name not in state.described_at:
+            is_whole = wanted.kind in ("object", "sweep")
+            if (last is None and is_whole) or name not in state.described_at:
                 yield from state.describe(name)
             state.pieces.running = name
             merged, epoch = state.progress(name).merged, state.rights.epoch(name)
-            yield do.StartRead(wanted, as_of, last, merged, epoch)
+            yield do.StartRead(wanted, as_of, last, merged, epoch, state.time.now.wall)
         except SfPubSubError as error:
             yield from state.fail(name, error)
 
@@ -150,7 +182,7 @@ class ReadsSchedule:
                 yield from state.take(
                     Sweep(name, last.read, last.piece, seq, wall, records=last.rows)
                 )
-        elif do_count or last.kind == "object":  # or it is read again when the right is back
+        elif do_count or last.kind != "ids":  # or it is read again when the right is back
             yield from self._merge(name, markers, ends=do_count)
         state.pieces.merged(len(markers))
         return True
@@ -181,11 +213,15 @@ class ReadsSchedule:
             size=size,
             ids=id_range(new),
             filled=marker.filled,
+            through=marker.through if marker.is_last and marker.kind == "changes" else None,
+            began=marker.at,
         )
         if size:
             yield from state.take(merge)
             if marker.kind == "object":
                 yield do.Say(f"{name}: {_so_far(marker)} merged")
+        elif merge.through is not None:
+            progress.read_through(merge.through, merge.began)
         if marker.is_last and marker.kind == "object" and ends:
             yield from state.take(
                 replace(
@@ -196,6 +232,7 @@ class ReadsSchedule:
                     ids=None,
                     selected=marker.selected,
                     records=marker.rows - marker.deleted,
+                    through=marker.through,
                 )
             )
             yield do.Say(f"{name}: all {marker.rows} records read and merged")
@@ -206,7 +243,9 @@ class ReadsSchedule:
         True if the pieces contain no absences. None if the org cannot be asked now.
         """
         state, last, safeguards = self._state, markers[-1], self._state.safeguards
-        has_absences = any(each.absent for each in markers) if last.kind == "ids" else last.is_last
+        has_absences = any(each.absent for each in markers)
+        if last.kind in ("object", "sweep"):
+            has_absences = last.is_last
         if not has_absences or not (safeguards.rights or safeguards.twice):
             return True
         if not (yield from state.check_rights([name])):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from sfpubsub.spark.mirror.backlog import Backlog
@@ -26,6 +26,7 @@ class Reporting:
         engine: Performs the steps.
         queue: The reread queue.
         mailbox: Where senders of signals look for the number of parked rows.
+        repaired: See `MirrorTables.repaired`.
         wall: Wall clock, in seconds since the epoch.
     """
 
@@ -34,8 +35,10 @@ class Reporting:
         engine: EventTables,
         queue: MirrorQueue,
         mailbox: Mailbox,
+        repaired: Mapping[str, Mapping[str, int]],
         wall: Callable[[], float],
     ) -> None:
+        self._repaired = repaired
         self._engine = engine
         self._queue = queue
         self._mailbox = mailbox
@@ -86,7 +89,10 @@ class Reporting:
     def note(self, schedule: Schedule) -> None:
         """Replace the snapshot that `status` returns."""
         parked = {name: len(self._queue.parked(name)) for name in schedule.objects}
-        self._statuses = schedule.statuses(self._queue.oldest(), parked)
+        self._statuses = tuple(
+            replace(each, repaired=dict(self._repaired.get(each.entity, {})))
+            for each in schedule.statuses(self._queue.oldest(), parked)
+        )
         parked = {name: rows for name, rows in parked.items() if rows}
         if parked == self._parked:
             return

@@ -69,7 +69,9 @@ class Schedule:
     ) -> None:
         state = MirrorState(settings, objects, stored, now, safeguards or Safeguards())
         self._state = state
-        self._periodic = Periodic(state.time, settings.refresh_formulas, settings.sweep)
+        self._periodic = Periodic(
+            state.time, settings.refresh_formulas, settings.sweep, settings.drift
+        )
         self._objects = ObjectsSchedule(state, self._periodic, named)
         self._reads = ReadsSchedule(state, self._periodic)
         self._selection: SelectionWatch | None = None
@@ -195,6 +197,7 @@ class Schedule:
             or (yield from self._objects.describe_next())
             or (yield from self._objects.request_next())
             or (yield from self._watch_rights())
+            or (yield from self._reads.learn_limit())
             or (yield from self._reads.begin())  # it takes no time
             or (yield from self._apply_or_merge(stream))
         )
@@ -308,7 +311,7 @@ class Schedule:
             and self.is_through
             and self._reads.is_idle
             and self._objects.to_describe() is None
-            and not any(each.entity in present for each in self._reads.sweeps())
+            and not any(each.entity in present for each in self._reads.periodic())
             and not any(Why.READ in state.waiting.of(name) for name in state.objects)
             and all(
                 self.progress(name).newest is not None

@@ -20,6 +20,13 @@ DEFAULT_BULK_FROM = 10_000
 # Rows per piece: see `sfpubsub.rest.jobs.PAGE_ROWS`.
 DEFAULT_PIECE_ROWS = 50_000
 
+# Seconds by which a read of changed records begins before the end of the last one: longer than a
+# transaction takes, because its records have their stamps before it is committed. Transactions of
+# Apex are limited to ten minutes (Salesforce documentation, Execution Governors and Limits).
+DEFAULT_OVERLAP = 900.0
+
+DEFAULT_DRIFT = 3600.0
+
 DEFAULT_REFRESH = 24 * 3600.0
 DEFAULT_SWEEP = 7 * 24 * 3600.0
 
@@ -44,6 +51,13 @@ class MirrorSettings:
     """Interval in seconds at which objects with fields that no event reports, such as formulas, are
     reread; 0 for never.
     """
+    drift: float = DEFAULT_DRIFT
+    """Interval in seconds at which the records are read that have changed, with or without an
+    event; at most `due_reads.DERIVED_EVERY` for an object with fields that no event reports; 0 for
+    never.
+    """
+    overlap: float = DEFAULT_OVERLAP
+    """Longest time in seconds that a transaction of the org takes; see `reads.changed_from`."""
     sweep: float = DEFAULT_SWEEP
     """Interval in seconds at which the mirror looks for purged records; 0 for never."""
     start: Literal["latest", "earliest"] = "latest"

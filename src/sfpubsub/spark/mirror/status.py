@@ -37,6 +37,8 @@ class ObjectStatus:
     """When the last read of the whole object was merged, in seconds since the epoch."""
     parked_rows: int = 0
     """Rows whose deletion rests on absence alone, and waits for a confirmation."""
+    repaired: Mapping[str, int] = field(default_factory=dict)
+    """Rows that were repaired since the start, because changes had no event, by `Repair`."""
 
 
 def state_of(waits: Mapping[str, str], *, is_read: bool, is_reading: bool) -> State:

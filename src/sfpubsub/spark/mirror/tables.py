@@ -10,6 +10,7 @@ changes nothing.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
@@ -98,6 +99,8 @@ class MirrorTables:
             on_note=self._note,
         )
         self._logs: dict[str, ReadLog] = {}
+        self.repaired: dict[str, Counter[str]] = {}
+        """Number of rows that this process has repaired, by object and `Repair`."""
 
     @property
     def objects(self) -> Mapping[str, RecordTable]:
@@ -152,6 +155,7 @@ class MirrorTables:
                 entries=about_all,
                 newest=note.newest,
                 by_id=note.kind == "ids",
+                counts_repairs=note.kind == "changes",
                 twice=self._safeguards.twice,
                 unread=found.columns.unread(note.filled),
             )
@@ -179,6 +183,7 @@ class MirrorTables:
         """
         of_merge = self._records.found_in({note.entity: merged}, number)
         rows, gone = of_merge.entries, of_merge.gone
+        self.repaired.setdefault(note.entity, Counter()).update(of_merge.repairs)
         are_parked = False
         if gone and self._safeguards.limit:
             loss = Loss(number, note.at, len(gone))
@@ -214,14 +219,15 @@ class MirrorTables:
         parts = []
         # Delta's log may not tell any more that there was a step.
         is_empty = found.table.newest()[0] == 0 and found.table.read().isEmpty()
-        if not is_empty and (note.kind == "ids" or _may_share(found.table.read(), note.ids)):
+        is_some = note.kind in ("ids", "changes")
+        if not is_empty and (is_some or _may_share(found.table.read(), note.ids)):
             parts.append(found.before(ids))
         if entries:
             parts.append(_among(found.entries(self._frame(entries)), ids))
         if plan is not None and note.applied_seq > note.read.as_of.ingest_seq:
             since = f.col("ingest_seq") > note.read.as_of.ingest_seq
             parts.append(_among(found.changes(found.typed.read().where(since), plan), ids))
-        if note.kind == "ids" or any(each.record_id for each in merging.entries):
+        if is_some or any(each.record_id for each in merging.entries):
             return found.merged([*parts, found.found(read)], merging), None
         if (removed := found.removed(ids)) is not None:
             parts.append(removed)
@@ -294,7 +300,7 @@ class MirrorTables:
         if note.is_last:
             self.queue.remove(note.entity, note.read, number)
             self._records.newest[note.entity] = note.read
-        elif note.kind == "ids":
+        elif note.kind in ("ids", "changes"):
             rows = self.log(note.entity).rows(note.first, note.last).select("record_id").collect()
             ids = [row["record_id"] for row in rows]
             self.queue.remove(note.entity, note.read, number, ids)

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME
+from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME
 from sfpubsub.errors import RemoteProtocolError
 from sfpubsub.spark.records.columns import Columns
-from sfpubsub.spark.records.described import FIRST_DAY, LAST_DAY, Column
+from sfpubsub.spark.records.described import FIRST_DAY, LAST_DAY, STAMP, Column
 
 _log = logging.getLogger("sfpubsub.spark")
 
@@ -103,11 +103,11 @@ def of_json(
         findings: Logs values that are changed by the conversion.
 
     Returns:
-        A table with ``record_id``, the columns, and ``_unfit``.
+        A table with ``record_id``, the columns, ``_unfit``, and ``_stamp``.
     """
     texts = {
         name: pa.array([_text(row.get(name)) for row in rows], pa.string())
-        for name in columns.selected
+        for name in (*columns.selected, STAMP)
     }
     return _table(columns, texts, len(rows), findings or Findings())
 
@@ -185,9 +185,11 @@ def _table(
     columns: Columns, texts: Mapping[str, pa.Array], count: int, findings: Findings
 ) -> pa.Table:
     converting = _Converting(columns.entity, texts, count, findings)
-    arrays = [texts["Id"], *map(converting.column, columns.columns), converting.unfit]
+    stamps = texts[STAMP].cast(TIME) if STAMP in texts else pa.nulls(count, TIME)
+    arrays = [texts["Id"], *map(converting.column, columns.columns), converting.unfit, stamps]
     fields = [pa.field("record_id", pa.string()), *columns.schema.remove_metadata()]
-    return pa.Table.from_arrays(arrays, schema=pa.schema([*fields, ("_unfit", pa.bool_())]))
+    own = [("_unfit", pa.bool_()), ("_stamp", TIME)]
+    return pa.Table.from_arrays(arrays, schema=pa.schema([*fields, *own]))
 
 
 class _Converting:

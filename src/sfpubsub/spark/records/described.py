@@ -18,9 +18,12 @@ from sfpubsub.rest import FieldDescription, ObjectDescription
 # Fields to exclude, because every mirrored table already has columns for them.
 _OURS = ("Id", "IsDeleted")
 
+# The time of a record's last change, with or without an event, in whole seconds.
+STAMP = "SystemModstamp"
+
 # Fields to exclude, because no event reports them and they change constantly: with every change of
 # the record, or whenever a user views it, with a different value for each user.
-_RESTLESS = ("SystemModstamp", "LastViewedDate", "LastReferencedDate")
+_RESTLESS = (STAMP, "LastViewedDate", "LastReferencedDate")
 
 # Types of fields that queries do not return as a single value: files and compound values. Ordinary
 # compound fields are assembled from their parts.

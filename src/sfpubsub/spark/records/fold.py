@@ -54,6 +54,8 @@ class Reason(enum.StrEnum):
     """Fields that no event reports, such as formula fields, need a refresh."""
     UNREPORTED = "unreported"
     """The record was created by an event, and the object has fields that no event reports."""
+    UNTOLD = "untold"
+    """An event changed a row that was read after it, so a change without an event came between."""
     UNFIT = "unfit"
     """An event has a value that does not fit its column, or may have replaced such a value."""
     SWEEP = "sweep"
@@ -332,7 +334,7 @@ class Fold:
         """
         old = self.record
         if self._is_late(change):
-            self._doubt(Reason.LATE, change)
+            self.doubt(Reason.LATE, change)
             return
         if old is not None and _is_renumbered(old, change):
             self.renumbered.append((old.order[0], change.order[0]))
@@ -340,7 +342,7 @@ class Fold:
         if change.unfit:
             self.record, doubt = replace(self.record, is_complete=False), doubt or Reason.UNFIT
         if doubt is not None:
-            self._doubt(doubt, change)
+            self.doubt(doubt, change)
         self.versions.append(self.record)
 
     def mark(self, about_all: Cue) -> None:
@@ -352,7 +354,8 @@ class Fold:
         if self.record is not None and self.record.reread_reason is None:
             self.record = replace(self.record, reread_reason=about_all.reason)
 
-    def _doubt(self, reason: Reason, change: Change) -> None:
+    def doubt(self, reason: Reason, change: Change) -> None:
+        """Queue a reread of the record because of a change."""
         cue = Cue(reason, change.change_type, change.commit_timestamp, change.ingest_seq)
         self.cues.append(cue)
         if reason.casts_doubt:

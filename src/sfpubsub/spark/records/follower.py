@@ -11,6 +11,7 @@ of the org, are in mirror/tables.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from sfpubsub.spark.records.bounded import entry_row, entry_rows
 from sfpubsub.spark.records.fold import Cue, ObjectCue, Reason
 from sfpubsub.spark.records.queue import RereadQueue
 from sfpubsub.spark.records.reads import Read, is_numbered
-from sfpubsub.spark.records.rows import CUE, GONE, RENUMBERED, VALIDITY, Merging
+from sfpubsub.spark.records.rows import CUE, GONE, RENUMBERED, REPAIRED, VALIDITY, Merging
 from sfpubsub.spark.records.step import UNDECODABLE_NAME, Step
 from sfpubsub.spark.records.table import KINDS, Describe, RecordTable
 from sfpubsub.spark.runtime.arrow import to_arrow
@@ -72,6 +73,8 @@ class Found:
     """New rows of the reread queue."""
     gone: list[str]
     """Ids of the records that count as deleted only by their absence."""
+    repairs: Counter[str]
+    """Number of records that were repaired, by `Repair`."""
     moves: list[tuple[int, int]]
     """Restarts of the commit numbers; see `RereadQueue.note`."""
 
@@ -178,17 +181,19 @@ class RecordTables:
         One Spark job computes it for all objects.
         """
         columns = ("_kind", *_CUE, *VALIDITY.names)
-        wanted = f.col("_kind").isin(CUE, GONE, RENUMBERED)
+        wanted = f.col("_kind").isin(CUE, GONE, RENUMBERED, REPAIRED)
         frames = [
             rows.where(wanted).select(f.lit(name).alias("entity"), *columns)
             for name, rows in merged.items()
         ]
-        found = Found([], [], [])
+        found = Found([], [], Counter(), [])
         rows = to_arrow(reduce(DataFrame.unionAll, frames)) if frames else pa.table({})
         for name in merged:
             own = rows.filter(pc.equal(rows["entity"], name))
             kind = own["_kind"]
             found.gone.extend(own.filter(pc.equal(kind, GONE))["record_id"].to_pylist())
+            repaired = own.filter(pc.equal(kind, REPAIRED))
+            found.repairs.update(repaired["_reread_reason"].to_pylist())
             for row in own.filter(pc.equal(kind, RENUMBERED)).to_pylist():
                 span = (_milliseconds(row["valid_from"]), _milliseconds(row["valid_to"]))
                 found.moves.append(span)

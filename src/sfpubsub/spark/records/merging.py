@@ -15,6 +15,13 @@ not match, and is skipped.
 change, merging the row reverts the change. So every such change has a queue entry, which is closed
 only by a read that began at least one margin later (`reads.heals`).
 
+**Stamps.** Some changes have no event. Almost all of them move the record's SystemModstamp, its
+*stamp*, and two states of a record are in the order of their stamps. So a row never replaces one
+with a later stamp: it comes from a response that lags more. And an event that was committed before
+a row's stamp is contained in the row, so applying it must leave the row as it is. If it does not, a
+change without an event came after the event, and the record is read again, a margin after the
+event. Stamps and commits are never compared otherwise: they come from different clocks.
+
 **Absence.** A record that a read does not return may be deleted, or hidden from the user, or left
 out. So it is marked at first, and counts as deleted only if a second read, by its id, does not
 return it either. The second read must have begun a margin after the mark was durable. Neither read
@@ -28,16 +35,33 @@ fields that no event names, has an open entry.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sfpubsub.spark.records.fold import Change, Cue, Fields, Fold, Reason, Record
 from sfpubsub.spark.records.reads import Entry, Read, Row, heals
 
+# Stamps are in whole seconds, rounded down.
+_SECOND = timedelta(seconds=1)
+
 # This package's change type for a record whose state comes from a read.
 READ = "READ"
+
+
+class Repair(enum.StrEnum):
+    """How a row differed from the org although nothing said so: a change had no event."""
+
+    MISSING = "missing"
+    """There was no row."""
+    EXISTENCE = "existence"
+    """The record was deleted or restored."""
+    CHANGED = "changed"
+    """A field that events report had another value."""
+    DERIVED = "derived"
+    """Only fields that no event reports had other values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +72,10 @@ class Mirrored:
     """The record. Its `ingest_seq` is never less than ``read.as_of.ingest_seq``."""
     read: Read | None = None
     """The newest merged read; None if only events were merged."""
+    stamp: datetime | None = None
+    """The stamp of the row that `read` returned; None if it had none."""
+    derived_at: datetime | None = None
+    """`Row.derived_at` of that row: fields that no event reports have their values as of then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +100,10 @@ class Outcome:
     """
     renumbered: tuple[tuple[datetime, datetime], ...] = ()
     """See `Fold.renumbered`."""
+    repair: Repair | None = None
+    """How the known state differed from the row of a read; None if it did not, or if it was known
+    to be incomplete.
+    """
     by_absence: bool = False
     """Whether the record counts as deleted only because reads did not return it. The caller decides
     whether to believe that (absences.py), and otherwise uses `parked`.
@@ -102,12 +134,16 @@ def apply_changes(
     before = None if mirrored is None else mirrored.record
     since = max((each.since for each in (read, newest) if each and each.since), default=None)
     fold = Fold(fields, before, since=since, until=None if read is None else read.until)
-    _apply(fold, changes, about_all)
+    stamp = None if mirrored is None else mirrored.stamp
+    _apply(fold, changes, about_all, stamp)
     if read is not None and before is not None and before.reread_reason is None:
         _doubt_after(fold, changes)
     added = tuple(Entry(record_id, cue) for cue in fold.cues)
+    new = mirrored
+    if fold.record is not None:
+        new = Mirrored(fold.record) if mirrored is None else replace(mirrored, record=fold.record)
     return Outcome(
-        None if fold.record is None else Mirrored(fold.record, read),
+        new,
         added,
         versions=tuple(fold.versions),
         renumbered=tuple(fold.renumbered),
@@ -142,11 +178,14 @@ def merge_row(
     if is_outdated(read, mirrored, newest):
         return Outcome(mirrored)
     healed, open_entries = _sorted_out(record_id, read, entries)
+    if mirrored is not None and is_older(row, mirrored):
+        return Outcome(mirrored, _read_again(record_id, read, entries, open_entries), healed)
     base = Record(
         _values(row, mirrored), row.is_deleted, not row.unfit, None, None, None, None, 0, READ
     )
     fold = Fold(fields, _placed(base, mirrored, read), since=read.since, until=read.until)
-    _apply(fold, changes, [each.cue for each in open_entries if each.casts_doubt])
+    doubts = [each.cue for each in open_entries if each.casts_doubt]
+    _apply(fold, changes, doubts, row.stamp)
     if fold.record is None:
         raise AssertionError("bug in sfpubsub: a known record was lost while changes were applied")
     if row.unfit:
@@ -156,16 +195,35 @@ def merge_row(
     if any(_is_parked(each, record_id) for each in open_entries):
         # Parked after this read began, but there after all: a further read closes the entry.
         added.append(Entry(record_id, Cue(Reason.SWEEP, None, None, read.as_of.ingest_seq)))
-    new = Mirrored(fold.record, read)
-    return Outcome(new, tuple(added), healed, versions=_differing(mirrored, fold.record))
+    new = Mirrored(fold.record, read, row.stamp, row.derived_at)
+    repair = _repair(fields, mirrored, fold.record)
+    versions = _differing(mirrored, fold.record)
+    return Outcome(new, tuple(added), healed, versions=versions, repair=repair)
+
+
+def _repair(fields: Fields, mirrored: Mirrored | None, new: Record) -> Repair | None:
+    if mirrored is None:
+        return None if new.is_deleted else Repair.MISSING
+    old = mirrored.record
+    is_trusted = old.is_complete and old.reread_reason in (None, Reason.UNTOLD)
+    if not is_trusted or not _differs(old, new):
+        return None
+    if old.is_deleted != new.is_deleted:
+        return Repair.EXISTENCE
+    numbers = (number for number, value in enumerate(old.values) if value != new.values[number])
+    return Repair.DERIVED if all(n in fields.unreported for n in numbers) else Repair.CHANGED
 
 
 def _differing(mirrored: Mirrored | None, new: Record) -> tuple[Record, ...]:
     """Return the version that a read has found; none if it found what was known."""
-    old = None if mirrored is None else mirrored.record
-    if old is not None and old.is_deleted == new.is_deleted and [*old.values] == [*new.values]:
-        return ()
-    return (new,)
+    return (new,) if _differs(None if mirrored is None else mirrored.record, new) else ()
+
+
+def _differs(old: Record | None, new: Record | None) -> bool:
+    """Return whether two states of a record have different values, or only one is deleted."""
+    if old is None or new is None:
+        return old is not new
+    return old.is_deleted != new.is_deleted or [*old.values] != [*new.values]
 
 
 def _values(row: Row, mirrored: Mirrored | None) -> Sequence[Any]:
@@ -206,12 +264,9 @@ def merge_absence(
     healed, open_entries = _sorted_out(record_id, read, entries)
     if mirrored is None:
         return Outcome(None, (), healed)
-    seq = read.as_of.ingest_seq
     if not proves_deletion(mirrored, read, open_entries):
-        # This read closes an entry, its own or one about all records, but has not updated the row.
-        is_healed = len(open_entries) < len(entries)
-        again = (Entry(record_id, Cue(Reason.SWEEP, None, None, seq)),) if is_healed else ()
-        return Outcome(mirrored, again, healed)
+        return Outcome(mirrored, _read_again(record_id, read, entries, open_entries), healed)
+    seq = read.as_of.ingest_seq
     old = mirrored.record
     standing = _standing(record_id, old, entries, healed) if twice else Reason.CONFIRMED
     is_gone = standing is Reason.CONFIRMED or (standing is Reason.ABSENT and by_id)
@@ -224,7 +279,7 @@ def merge_absence(
     _apply(fold, (), [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
         raise AssertionError("bug in sfpubsub: a known record was lost while changes were applied")
-    found = Mirrored(fold.record, read)
+    found = replace(mirrored, record=fold.record, read=read)
     if old.is_deleted:
         return Outcome(found, (), healed)
     if is_gone:
@@ -309,6 +364,18 @@ def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> b
     return any(each is not None and read.as_of < each.as_of for each in merged)
 
 
+def is_older(row: Row, mirrored: Mirrored) -> bool:
+    """Return whether *row* is an older state of the record than one that was merged before."""
+    return row.stamp is not None and mirrored.stamp is not None and row.stamp < mirrored.stamp
+
+
+def is_contained(change: Change, stamp: datetime | None) -> bool:
+    """Return whether a row with *stamp* contains a change of its record."""
+    if stamp is None or change.commit_timestamp is None:
+        return False
+    return change.commit_timestamp < stamp + _SECOND
+
+
 def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) -> bool:
     """Return whether a record that a read did not return counts as deleted.
 
@@ -337,6 +404,18 @@ def _sorted_out(
     known = list(entries)
     healed = tuple(each for each in known if each.record_id == record_id and heals(read, each))
     return healed, [each for each in known if not heals(read, each)]
+
+
+def _read_again(
+    record_id: str, read: Read, entries: Sequence[Entry], open_entries: Sequence[Entry]
+) -> tuple[Entry, ...]:
+    """Return an entry for a record that a read has left as it was, although it closes an entry.
+
+    The closed entry may be one of the record, or one about all records.
+    """
+    if len(open_entries) == len(entries):
+        return ()
+    return (Entry(record_id, Cue(Reason.SWEEP, None, None, read.as_of.ingest_seq)),)
 
 
 def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
@@ -379,15 +458,27 @@ def _doubt_after(fold: Fold, changes: Sequence[Change]) -> None:
     fold.mark(cue)
 
 
-def _apply(fold: Fold, changes: Sequence[Change], cues: Iterable[Cue]) -> None:
+def _apply(
+    fold: Fold, changes: Sequence[Change], cues: Iterable[Cue], stamp: datetime | None = None
+) -> None:
     """Apply changes and cues (reasons to reread) to *fold*, in order of arrival.
 
     A change that deletes the record, or describes it completely, overrides earlier cues.
+
+    Args:
+        fold: The record so far.
+        changes: The changes.
+        cues: The cues.
+        stamp: The stamp of the newest row that was read; None if it had none.
     """
     waiting = sorted(cues, key=lambda cue: cue.ingest_seq, reverse=True)
+    before = fold.record
+    contained = [each for each in changes if is_contained(each, stamp)]
     for change in changes:
         while waiting and waiting[-1].ingest_seq < change.ingest_seq:
             fold.mark(waiting.pop())
         fold.apply(change)
+        if contained and change is contained[-1] and _differs(before, fold.record):
+            fold.doubt(Reason.UNTOLD, change)
     while waiting:
         fold.mark(waiting.pop())

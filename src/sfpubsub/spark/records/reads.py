@@ -19,10 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sfpubsub.spark.records.fold import Cue, Reason
+
+# Rows that `Seen` keeps for each object, about 20 MB. Further ones are merged again each time.
+MOST_SEEN = 100_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -98,6 +101,12 @@ class Row:
     """Indexes of the columns that the read did not select, whose known values are kept."""
     unfit: bool = False
     """Whether a value did not fit its column, and is null instead."""
+    stamp: datetime | None = None
+    """The record's SystemModstamp; None if the object has none."""
+    derived_at: datetime | None = None
+    """The org's time as of which the row contains every change, also of fields that no event
+    reports; a margin before the request.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,3 +193,47 @@ def nominated(live: AbstractSet[str], swept: AbstractSet[str]) -> AbstractSet[st
         swept: Ids of the org's records.
     """
     return live ^ swept
+
+
+def changed_from(through: datetime, overlap: float, margin: float) -> datetime:
+    """Return the lowest stamp that a read of changed records asks for (`Row.stamp`).
+
+    A record has its stamp before its transaction is committed, and a response shows it up to a
+    margin later. So the previous read may have missed records with stamps before its own time.
+
+    Args:
+        through: The org's time when the previous read of the object's changed records, or of the
+            whole object, was sent.
+        overlap: Longest time in seconds that a transaction takes.
+        margin: Maximum time in seconds by which responses lag.
+    """
+    return through - timedelta(seconds=overlap + margin)
+
+
+class Seen:
+    """The rows that reads of changed records have returned, to skip those that have not changed.
+
+    Because reads overlap, most of the rows are returned several times. A row is skipped only if all
+    its values are as before: two changes within a second have the same stamp. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[datetime, bytes]] = {}
+
+    def is_new(self, record_id: str, row: bytes, stamp: datetime) -> bool:
+        """Return whether a row is not the one that was returned for the record before.
+
+        Args:
+            record_id: Id of the record.
+            row: All values of the row, as bytes or a hash of them.
+            stamp: Its stamp.
+        """
+        if self._rows.get(record_id) == (stamp, row):
+            return False
+        if len(self._rows) < MOST_SEEN or record_id in self._rows:
+            self._rows[record_id] = stamp, row
+        return True
+
+    def forget_before(self, stamp: datetime) -> None:
+        """Forget the rows that no further read asks for: those with an earlier stamp."""
+        self._rows = {each: row for each, row in self._rows.items() if row[0] >= stamp}

@@ -42,7 +42,7 @@ FLAGS = pa.schema(
     ]
 )
 
-# How a table stores the newest read merged into a row: see `Read`.
+# How a table stores the newest read merged into a row: see `Read`, and `Mirrored.stamp`.
 READ_TYPE = pa.struct(
     [
         ("ingest_seq", pa.int64()),
@@ -51,9 +51,10 @@ READ_TYPE = pa.struct(
         ("since_number", pa.int64()),
         ("since_sequence", pa.int64()),
         ("until", TIME),
+        ("stamp", TIME),
     ]
 )
-READ = pa.schema([("_read", READ_TYPE)])
+READ = pa.schema([("_read", READ_TYPE), ("_derived_at", TIME)])
 
 # Further columns of a history table: when a version was valid, and whether a read has found it,
 # which no event tells.
@@ -65,7 +66,8 @@ KIND = pa.schema([("_kind", pa.string())])
 # `CURRENT`: the new state of a record, or `GONE`, if it counts as deleted only by its absence.
 # `CUE`: a new reason to reread the record, in ``_reread_reason``. `RENUMBERED`: the times of the
 # record's commits before and after a restart of the commit numbers, in the columns of `VALIDITY`.
-CURRENT, GONE, CUE, RENUMBERED = "current", "gone", "cue", "renumbered"
+# `REPAIRED`: the record was repaired; how (`Repair`), in ``_reread_reason``.
+CURRENT, GONE, CUE, RENUMBERED, REPAIRED = "current", "gone", "cue", "renumbered", "repaired"
 
 # With a history table, `CLOSED`: when the record's last version ended, in ``valid_to``; `VERSION`:
 # a version that follows it. The other two are the same for a record of kind `GONE`.
@@ -108,6 +110,10 @@ class Merging:
     """The newest read of the whole object that was merged completely; None before the first."""
     unread: tuple[int, ...] = ()
     """Indexes of the columns that the read did not select; see `Columns.unread`."""
+    counts_repairs: bool = False
+    """Whether rows that `read` repairs are counted. Others are only if an event that undid a change
+    without an event has led to the read.
+    """
     by_id: bool = False
     """Whether `read` requested its records by id."""
     twice: bool = True
@@ -205,8 +211,10 @@ def rows_without(rows: pa.Table, merging: Merging) -> pa.Table | None:
     columns["_complete"] = pc.and_(columns["_complete"], pc.invert(rows["_unfit"]))
     read = said["_read"] or dict.fromkeys(READ_TYPE.names)
     parts = [pa.repeat(pa.scalar(read[part.name], part.type), len(rows)) for part in READ_TYPE]
-    parts[READ_TYPE.get_field_index("until")] = rows["_until"].combine_chunks()
+    for name in ("until", "stamp"):
+        parts[READ_TYPE.get_field_index(name)] = rows[f"_{name}"].combine_chunks()
     columns["_read"] = pa.StructArray.from_arrays(parts, fields=list(READ_TYPE))
+    columns["_derived_at"] = rows["_derived_at"]
     return pa.table(columns, schema=pa.schema([*types, *FLAGS, *READ]))
 
 
@@ -240,8 +248,13 @@ def _as_type(rows: pa.Table, wanted: pa.Field) -> pa.Array | None:
     return pa.StructArray.from_arrays(members, fields=list(wanted.type), mask=column.is_null())
 
 
-def struct_of(read: Read | None) -> dict[str, Any] | None:
-    """Convert *read* to the struct that a table stores (`READ_TYPE`); None if *read* is None."""
+def struct_of(read: Read | None, stamp: datetime | None = None) -> dict[str, Any] | None:
+    """Convert *read* to the struct that a table stores (`READ_TYPE`); None if *read* is None.
+
+    Args:
+        read: The newest read merged into a row.
+        stamp: The stamp of the row that it returned.
+    """
     if read is None:
         return None
     timestamp, number, sequence = read.since or (None, None, None)
@@ -252,6 +265,7 @@ def struct_of(read: Read | None) -> dict[str, Any] | None:
         "since_number": number,
         "since_sequence": sequence,
         "until": read.until,
+        "stamp": stamp,
     }
 
 
@@ -298,7 +312,10 @@ def _take(
     if part == CHANGE:
         known.changes.append(_change_of(facts, values))
     elif part == BEFORE:
-        known.mirrored = Mirrored(_record_of(facts, values), read_from(facts["_read"]))
+        stamp = (facts["_read"] or {}).get("stamp")
+        known.mirrored = Mirrored(
+            _record_of(facts, values), read_from(facts["_read"]), stamp, facts["_derived_at"]
+        )
     elif part == ENTRY:
         cue = Cue(
             Reason(facts["_reread_reason"]),
@@ -313,7 +330,8 @@ def _take(
         known.is_absent = part == ABSENT
         if part == FOUND:
             is_deleted, unfit = bool(facts["_is_deleted"]), bool(facts["_unfit"])
-            known.row = Row(values, is_deleted, merging.unread, unfit)
+            stamp = (facts["_read"] or {}).get("stamp")
+            known.row = Row(values, is_deleted, merging.unread, unfit, stamp, facts["_derived_at"])
 
 
 def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[Any, ...]]:
@@ -331,8 +349,11 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
         cue = entry.cue
         order = (cue.commit_timestamp, None, None, cue.ingest_seq)
         flags = (None, None, None, cue.reason, *order, cue.change_type)
-        yield (record_id, *nothing, *flags, None, None, None, None, CUE)
-    nulls = (record_id, *nothing, *_NO_FLAGS, None)
+        yield (record_id, *nothing, *flags, *_NO_READ, None, None, None, CUE)
+    nulls = (record_id, *nothing, *_NO_FLAGS, *_NO_READ)
+    if outcome.repair is not None and (merging.counts_repairs or _is_untold(known)):
+        told = (None, None, None, outcome.repair, *_NO_FLAGS[4:])
+        yield (record_id, *nothing, *told, *_NO_READ, None, None, None, REPAIRED)
     for span in outcome.renumbered:
         yield (*nulls, *span, None, RENUMBERED)
     if merging.with_versions and outcome.versions:
@@ -342,14 +363,18 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
         starts = [start_of(each, known.mirrored, known.read) for each in outcome.versions]
         if known.mirrored is not None or merging.removes:
             yield (*nulls, None, starts[0], None, closed)
-        read = None if found is None else found.read
         ends = [*starts[1:], None]
         for record, start, end in zip(outcome.versions, starts, ends, strict=True):
-            row = _row_of(record_id, Mirrored(record, read))
+            row = _row_of(record_id, replace(found or Mirrored(record), record=record))
             yield (*row, start, end, known.read is not None, version)
 
 
+def _is_untold(known: _Known) -> bool:
+    return known.mirrored is not None and known.mirrored.record.reread_reason is Reason.UNTOLD
+
+
 _NO_FLAGS = (None,) * len(FLAGS)
+_NO_READ = (None,) * len(READ)
 
 
 def start_of(version: Record, before: Mirrored | None, read: Read | None) -> datetime | None:
@@ -378,7 +403,8 @@ def _row_of(record_id: str, mirrored: Mirrored) -> tuple[Any, ...]:
         record.sequence_number,
         record.ingest_seq,
         record.change_type,
-        struct_of(mirrored.read),
+        struct_of(mirrored.read, mirrored.stamp),
+        mirrored.derived_at,
     )
 
 

@@ -308,7 +308,8 @@ class RecordTable:
         given |= {
             "_is_deleted": "_is_deleted",
             "_unfit": "_unfit",
-            "_read": _until_sql("_until"),
+            "_read": _of_row_sql("_until", "_stamp"),
+            "_derived_at": "_derived_at",
             "_part": f"IF(_found, {FOUND}, {ABSENT})",
         }
         return rows.selectExpr(*self._input(given))
@@ -320,7 +321,7 @@ class RecordTable:
             rows: Rows of records that the read did not return.
             until: `Read.until` of the read.
         """
-        given = {"_read": _until_sql(_time_sql(until)), "_part": str(ABSENT)}
+        given = {"_read": _of_row_sql(_time_sql(until)), "_part": str(ABSENT)}
         return rows.selectExpr(*self._input(given))
 
     def merging(self, plan: Plan | None, **more: Any) -> Merging:
@@ -330,7 +331,9 @@ class RecordTable:
             plan: Decoding plan of the object's change events; None if no events are merged.
             **more: Further arguments of `Merging`.
         """
-        fields = Fields(tuple(self.columns.schema.names), {}, {})
+        names = self.columns.schema.names
+        unreported = tuple(map(names.index, self.columns.unreported))
+        fields = Fields(tuple(names), {}, {}, unreported)
         if plan is not None:
             fields = self.columns.fields(plan)
         return Merging(
@@ -363,7 +366,8 @@ class RecordTable:
         given |= {**own, "_is_deleted": "_is_deleted"}
         given["_complete"] += " AND NOT _unfit"
         read = said["_read"] or dict.fromkeys(READ_TYPE.names)
-        given["_read"] = _read_sql(read, "_read.until")
+        given["_read"] = _read_sql(read, "_read.until", "_read.stamp")
+        given["_derived_at"] = "_derived_at"
         return rows.selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in given.items()))
 
     def files(
@@ -502,14 +506,11 @@ def _time_sql(time: datetime | None) -> str:
     return f"TIMESTAMP{sql_text(time.astimezone(UTC).strftime('%Y-%m-%d %H:%M:%S.%f'))}"
 
 
-def _until_sql(until: str) -> str:
-    return _read_sql(
-        dict.fromkeys(READ_TYPE.names),
-        until,
-    )
+def _of_row_sql(until: str, stamp: str = "CAST(NULL AS TIMESTAMP)") -> str:
+    return _read_sql(dict.fromkeys(READ_TYPE.names), until, stamp)
 
 
-def _read_sql(read: Mapping[str, Any], until: str) -> str:
+def _read_sql(read: Mapping[str, Any], until: str, stamp: str) -> str:
     members = [
         ("ingest_seq", _number_sql(read["ingest_seq"])),
         ("step", _number_sql(read["step"])),
@@ -517,6 +518,7 @@ def _read_sql(read: Mapping[str, Any], until: str) -> str:
         ("since_number", _number_sql(read["since_number"])),
         ("since_sequence", _number_sql(read["since_sequence"])),
         ("until", until),
+        ("stamp", stamp),
     ]
     return f"named_struct({', '.join(f'{sql_text(name)}, {sql}' for name, sql in members)})"
 

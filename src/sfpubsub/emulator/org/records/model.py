@@ -340,6 +340,11 @@ class Records(Reading):
         self._numbers[of.name] += 1
         return self._numbers[of.name]
 
+    @property
+    def deletes_move_stamp(self) -> bool:
+        """See `Settings.deletes_move_stamp`."""
+        return self._settings.deletes_move_stamp
+
     def user(self, username: str) -> User:
         """Return the user with this name. For a blank name, return the org's first user; for an
         unknown name, a placeholder.
@@ -384,7 +389,7 @@ class Records(Reading):
             if row is None or row["IsDeleted"]:
                 raise no_record(record_id)
             self._past.remember()
-            table.update(full, {**kept, "SystemModstamp": values.moment(batch.at)})
+            table.update(full, {**kept, "SystemModstamp": values.stamp(batch.at)})
 
     def _compute(self, of: SObject) -> None:
         """Recompute the formula fields of all rows of an object, without publishing events."""

@@ -179,6 +179,8 @@ class Publishing:
         is_gap = event.header["changeType"].startswith("GAP_")
         if not is_gap and self._faults.take("gap_event", CHANGE, topic):
             event, is_gap = event.as_gap(), True
+        if self._faults.take("lose_event", CHANGE, topic):
+            return
         late = self._faults.take("delay_event", CHANGE, topic)
         due = None if late is None else batch.at + float(late.params["seconds"])
         special = {item.channel: item for item in self._special.get(event.of.event_name, ())}

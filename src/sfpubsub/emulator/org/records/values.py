@@ -8,6 +8,7 @@ field.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, time
 from typing import Any, TypeVar
@@ -24,6 +25,11 @@ _ID_LENGTHS = (15, 18)
 def moment(seconds: float) -> str:
     """Convert a time in seconds since the epoch to the stored format."""
     return _written(datetime.fromtimestamp(seconds, UTC))
+
+
+def stamp(seconds: float) -> str:
+    """Convert a time in seconds since the epoch to a SystemModstamp, in whole seconds."""
+    return moment(math.floor(seconds))
 
 
 def keep(field: Field, value: Any) -> Any:

@@ -34,6 +34,11 @@ class Org(Protocol):
         """Return the table of the object with this name, ignoring case."""
         ...
 
+    @property
+    def deletes_move_stamp(self) -> bool:
+        """See `Settings.deletes_move_stamp`."""
+        ...
+
     def number(self, of: SObject) -> int:
         """Return a new row number for an object. A number is never reused, even after its row has
         been deleted.
@@ -77,6 +82,7 @@ class Transaction:
         self._org = org
         self._user = user
         self._at = values.moment(at)
+        self._stamp = values.stamp(at)
         self.changes: list[Change] = []
         self._removals: list[tuple[Table, str]] = []  # applied after their events are published
 
@@ -190,7 +196,7 @@ class Transaction:
         if hard:
             self._removals.append((table, row["Id"]))
         else:
-            table.update(row["Id"], {"IsDeleted": 1, **self._audit()})
+            table.update(row["Id"], {"IsDeleted": 1, **self._audit_of_bin(row)})
         self.changes.append(Change(table.of, row["Id"], "DELETE", row, row))
 
     def undelete(self, name: str, record_id: str) -> None:
@@ -203,7 +209,7 @@ class Transaction:
         row = table.get(values.full_id(record_id))
         if row is None or not row["IsDeleted"]:
             raise RecordProblem("UNDELETE_FAILED", "Entity is not in the recycle bin", status=404)
-        changes = {"IsDeleted": 0, **self._audit()}
+        changes = {"IsDeleted": 0, **self._audit_of_bin(row)}
         table.update(row["Id"], changes)
         self.changes.append(Change(table.of, row["Id"], "UNDELETE", row, {**row, **changes}))
 
@@ -338,8 +344,14 @@ class Transaction:
         return {
             "LastModifiedDate": self._at,
             "LastModifiedById": self._user.user_id,
-            "SystemModstamp": self._at,
+            "SystemModstamp": self._stamp,
         }
+
+    def _audit_of_bin(self, row: Row) -> Row:
+        """Return the audit fields of a record that is deleted or undeleted."""
+        if self._org.deletes_move_stamp:
+            return self._audit()
+        return {**self._audit(), "SystemModstamp": row["SystemModstamp"]}
 
 
 def computed(of: SObject, row: Row) -> Row:
