@@ -93,9 +93,10 @@ class Cell:
             )
             given = self._environment(emulator)
             done: Counter[str] = Counter()
-            while done.total() < kills:
-                is_of_server = done.total() % _OF_THE_SERVER == _OF_THE_SERVER - 1
-                done.update(self._kill_one(given, publish, self._server if is_of_server else None))
+            for number in range(1, kills + 1):
+                server = self._server if number % _OF_THE_SERVER == 0 else None
+                self._kill_one(given, publish, server)
+                done["processes" if server is None else "servers"] += 1
             publish()
             found = self._finish(what, given)
         orders = [event_id for topic, event_id in found["raw"] if topic == ORDERS]
@@ -108,8 +109,8 @@ class Cell:
             assert sorted(orders) == [event_id for (event_id,) in found["typed"]], "typed"
             assert [[record_id] for record_id, _ in live] == found["current"], "current"
             assert live == found["mirrored"], "mirrored"
-        client, server = found["versions"]
-        said = f"PySpark {client}, Spark {server}: {len(found['raw'])} raw rows, killed: "
+        client, spark = found["versions"]
+        said = f"PySpark {client}, Spark {spark}: {len(found['raw'])} raw rows, killed: "
         return said + (", ".join(f"{done[each]} {each}" for each in sorted(done)) or "none")
 
     def close(self) -> None:
@@ -143,12 +144,8 @@ class Cell:
 
     def _kill_one(
         self, given: dict[str, str], publish: Callable[[], None], server: ConnectServer | None
-    ) -> list[str]:
-        """Start a process, and kill it or *server* in a batch.
-
-        Returns:
-            Which of them was killed; nothing if the process had already ended.
-        """
+    ) -> None:
+        """Start a process, and kill it or *server* in a batch that is not its first."""
         publish()
         with self._start("ingest", given) as process:
             for line in process.stdout or ():
@@ -165,11 +162,8 @@ class Cell:
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise RuntimeError("the process did not end, although its server did") from None
-        if server is None and process.returncode > 0:
+        if process.returncode == 0 or (server is None and process.returncode > 0):
             raise self._failure()
-        if process.returncode == 0:
-            return []
-        return ["processes" if server is None else "servers"]
 
     def _finish(self, what: str, given: dict[str, str]) -> dict[str, Any]:
         with self._start(what, given) as process:

@@ -1,9 +1,9 @@
 """What one process of a platform test does with Spark: ``python -m tests.platforms.job …``.
 
 Its arguments: what to do (``ingest``, ``raw`` or ``all``), the format, and a directory. Each writes
-the raw table, and prints a line after each batch, so that it can be killed in between. ``raw``
-prints what it then reads, as JSON, and ``all`` also builds the tables. With ``SPARK_REMOTE`` in the
-environment, the session is one of Spark Connect.
+the raw table, and prints a line after each batch. ``ingest`` does so until it is killed; ``raw``
+prints all that it reads after that, as JSON, and ``all`` also builds the tables. With
+``SPARK_REMOTE`` in the environment, the session is one of Spark Connect.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ _BATCH = 60
 _MARGIN = 1.0
 
 
-def ingest(spark: SparkSession, format: str, directory: Path) -> None:  # noqa: A002
-    """Write all events to the raw table, and print a line after each batch."""
-    settings = IngestSettings(batch_events=_BATCH, batch_seconds=0.2, until_caught_up=True)
+def ingest(spark: SparkSession, format: str, directory: Path, *, until_caught_up: bool) -> None:  # noqa: A002
+    """Write the events to the raw table, and print a line after each batch."""
+    settings = IngestSettings(
+        batch_events=_BATCH, batch_seconds=0.2, until_caught_up=until_caught_up
+    )
     sources = [Source("topic", ORDERS), Source("topic", ACCOUNTS)]
     with Ingest(
         sources,
@@ -102,10 +104,9 @@ def main() -> None:
     directory = Path(place)
     with spark_session(format=format_, settings={"spark.sql.shuffle.partitions": "2"}) as spark:
         note("started")
-        ingest(spark, format_, directory)
+        ingest(spark, format_, directory, until_caught_up=what != "ingest")
         note("raw")
-        if what != "ingest":
-            print(json.dumps(report(spark, format_, directory, what)), flush=True)
+        print(json.dumps(report(spark, format_, directory, what)), flush=True)
 
 
 if __name__ == "__main__":
