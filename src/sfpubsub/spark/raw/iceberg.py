@@ -111,13 +111,14 @@ class IcebergTable(LoggedTable):
         if not self._table.exists():
             self._create(frame)
         # The DataFrame must contain every column of the table. Leave those added by others empty.
-        others = {
-            field.name: f.lit(None).cast(field.dataType)
+        others = [
+            f.lit(None).cast(field.dataType).alias(field.name)
             for field in self._rows().schema
             if field.name not in frame.columns
-        }
+        ]
         try:
-            if self._table.append(frame.withColumns(others), state.to_json(), self._is_next):
+            # Not `withColumns`, to which Spark Connect must be given at least one column.
+            if self._table.append(frame.select("*", *others), state.to_json(), self._is_next):
                 self._newest = state.attempt
                 return
         except Busy as error:
