@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Tests the pipeline on each supported PySpark version, each in an environment of its own: classic
-# and, from 4.0 on, Spark Connect. A raw table of each format is written by processes of which two
-# are killed; then typed, current and mirrored tables are built from it. Prints a line per format,
-# and at the end one per cell of the table that failed or could not be set up. The first run
-# downloads some 450 MB for each version.
+# and, from 4.0 on, Spark Connect. A raw table of each format is written by processes that are killed
+# ten times (PLATFORM_KILLS), or whose server is; then typed, current and mirrored tables are built
+# from it. At last comes a small storm (scripts/storm.sh) of 200 changes for a mirror. Prints a line
+# per format, the report of each storm as JSON, and at the end the cells of the table that failed or
+# could not be set up. The first run downloads some 450 MB for each version.
 #
 #   scripts/platforms.sh               all cells
 #   scripts/platforms.sh 3.5 4.2       the cells of these versions
@@ -26,7 +27,7 @@ cells() {
 }
 
 # What Spark Connect's client needs, and what this package and its emulator need.
-others=(grpcio-status googleapis-common-protos zstandard setuptools 'deltalake>=1.6' click fastavro
+others=(grpcio-status googleapis-common-protos zstandard setuptools deltalake pyiceberg==0.12.0 click fastavro
   grpcio grpcio-health-checking grpcio-reflection protobuf platformdirs requests 'PyJWT[crypto]'
   trustme orjson)
 
@@ -42,6 +43,14 @@ prepare_cell() { # VERSION PINS…
     install "$venv" --constraint "$venv/constraints.txt" "$@" "${others[@]}" || return
     echo "$wanted" >"$venv/.prepared"
   fi
+}
+
+storm() { # KIND FORMAT
+  local directory how=()
+  directory=$(mktemp -d)
+  [ "$1" = classic ] || how=(--connect)
+  "$python" -m tests.faults.storm "$directory" --format "$2" "${how[@]}" --changes 200 \
+    --records 200 --blows 3 --among driver,jvm,drop && rm -rf "$directory"
 }
 
 [ $# -gt 0 ] || set -- 3.5 4.0 4.1 4.2
@@ -63,7 +72,10 @@ for cell in "$@"; do
     continue
   fi
   for kind in $kinds; do
-    "$python" -m tests.platforms.cell "$kind" "${formats[@]}" || failed+=("$version-$kind")
+    "$python" -m tests.platforms.cell "$kind" "${formats[@]}" --kills "${PLATFORM_KILLS:-10}" || failed+=("$version-$kind")
+    for format in "${formats[@]}"; do
+      [ "$format" = parquet ] || storm "$kind" "$format" || failed+=("$version-$kind-storm-$format")
+    done
   done
 done
 if [ ${#failed[@]} -gt 0 ]; then

@@ -48,7 +48,7 @@ streaming() {
     tests/streaming/test_{bayeux,lanes,pending,protocol}.py
 }
 iceberg() { scripts/test_iceberg.sh --smoke; }
-connect() { python -m tests.platforms.cell --short connect delta; } # Spark Connect
+connect() { python -m tests.platforms.cell connect delta --raw-only --kills 0; } # Spark Connect
 docs() { scripts/docs.sh; }
 native() { scripts/native.sh --test; }
 benchmarks() { python -m benchmarks --short; } # shows that it works, and reports

@@ -9,12 +9,14 @@ back, fields get other types, objects are deselected. At the end, the writer sto
 catches up, and each table must equal the org. At no blow may a table have a row as deleted whose
 record was never deleted. The mirror has history tables, whose versions are compared with the rows.
 The org's records are read from the emulator's database, the tables by Spark and by another reader.
+
+With ``--connect``, the mirror uses a server of Spark Connect, which survives its kills; then it is
+the server that is killed, and restarted, in place of the mirror's JVM.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -25,10 +27,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.emulator.org.settings import Settings
@@ -51,6 +54,9 @@ from tests.faults.storm_org import (
     truth_of,
 )
 from tests.faults.storm_writer import Writer
+
+if TYPE_CHECKING:
+    from tests.platforms.server import ConnectServer
 
 # Margin that the mirror allows for stale REST responses, in seconds; they lag by `REST_LAG`. In
 # production, these times are minutes.
@@ -153,6 +159,7 @@ def run(
     source: str = "topic",
     reads: str = "default",
     python: str = sys.executable,
+    server: ConnectServer | None = None,
     life: float = LONGEST_LIFE,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
@@ -173,6 +180,7 @@ def run(
         source: One of `SOURCES`.
         reads: One of `READS`.
         python: Python interpreter with a PySpark version that supports the format.
+        server: The server of Spark Connect that the mirror uses; None for a classic session.
         life: Longest time between two faults, in seconds.
         say: Called with a description of each fault.
 
@@ -204,7 +212,7 @@ def run(
 
         place = ["--to", lake, "--format", format_, *access]
         options = (*SOURCES[source], *READS[reads])
-        mirror = _Mirror(directory, emulator, place, options, python)
+        mirror = _Mirror(directory, emulator, place, options, python, server)
         writer.start()
         try:
             for number, blow in enumerate(blows, start=1):
@@ -317,15 +325,18 @@ class _Mirror:
         place: Sequence[str],
         options: Sequence[str],
         python: str,
+        server: ConnectServer | None,
     ) -> None:
         self._log = directory / "mirror.log"
         self._python = python
+        self._server = server
         self._environment = {
             "SFPUBSUB_ENDPOINT": emulator.grpc_target,
             "SFPUBSUB_INSECURE": "1",
             "SFPUBSUB_AUTH": "client-credentials",
             "SFPUBSUB_LOGIN_URL": emulator.http_url,
             **{f"SFPUBSUB_{name.upper()}": value for name, value in MIRROR_CREDENTIALS.items()},
+            **({"SPARK_REMOTE": server.url} if server else {}),
         }
         self._place = place
         self._command = ["sfpubsub", "mirror", "run", *OBJECTS, *place]
@@ -352,10 +363,9 @@ class _Mirror:
             self.run_for(1.0)
 
     def kill(self, whom: str) -> None:
-        """Kill the driver, Spark's JVM or both, and restart the mirror."""
+        """Kill the process of the mirror, Spark's JVM or both, and restart the mirror."""
         pid = self._job.process.pid
-        if whom == "jvm" and (java := _child(pid)) is not None:
-            os.kill(java, signal.SIGKILL)
+        if whom == "jvm" and self._end_java(pid):
             try:
                 self._job.process.wait(DEADLINE)
             except subprocess.TimeoutExpired:
@@ -366,8 +376,19 @@ class _Mirror:
             self._job.process.kill()
         else:
             os.killpg(pid, signal.SIGKILL)
+            self._end_java(pid)
         self._job.process.communicate()
         self._start(*DURING_THE_STORM)
+
+    def _end_java(self, pid: int) -> bool:
+        """Kill the mirror's JVM, or restart its server. Return whether it has one."""
+        if self._server is not None:
+            self._server.restart()
+            return True
+        java = _child(pid)
+        if java is not None:
+            os.kill(java, signal.SIGKILL)
+        return java is not None
 
     def finish(self) -> None:
         """Run the mirror for the last time, with a formula refresh and a sweep, until it exits.
@@ -430,12 +451,14 @@ def _child(pid: int) -> int | None:
 def main() -> None:
     from sfpubsub.spark.runtime.session import spark_session
     from tests.faults.storm_tables import deleted_reader_of, flaws_of_history, readers_of
+    from tests.platforms.server import ConnectServer
     from tests.spark.object_store import object_store
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--format", choices=["delta", "iceberg"], default="delta")
     parser.add_argument("--store", choices=["files", "s3"], default="files")
+    parser.add_argument("--connect", action="store_true", help="not with --store s3")
     parser.add_argument("--source", choices=sorted(SOURCES), default="topic")
     parser.add_argument("--reads", choices=sorted(READS), default="default")
     parser.add_argument("--changes", type=int, default=5_000)
@@ -444,6 +467,8 @@ def main() -> None:
     parser.add_argument("--among", default="", help="kinds of blows, by commas; default: all")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
     options = parser.parse_args()
+    if options.connect and options.store == "s3":
+        parser.error("the server of Spark Connect has no access to the object store")
     options.directory.mkdir(parents=True, exist_ok=True)
     print(f"seed {options.seed}", file=sys.stderr, flush=True)
     rng = random.Random(options.seed)
@@ -451,13 +476,16 @@ def main() -> None:
     among = among or (BULK_BLOWS if options.reads == "bulk" else BLOWS)
     # Exit normally on SIGTERM, so that child processes are ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         store = (
             stack.enter_context(object_store(options.directory)) if options.store == "s3" else None
         )
         settings = store.settings if store else {}
         spark = stack.enter_context(spark_session(format=options.format, settings=settings))
         readers = readers_of(spark, options.format, store.storage_options if store else None)
+        server = None
+        if options.connect:
+            server = stack.enter_context(closing(ConnectServer(options.format, options.directory)))
         report = run(
             options.directory,
             shuffled_blows(options.blows, rng, among),
@@ -472,6 +500,7 @@ def main() -> None:
             format_=options.format,
             source=options.source,
             reads=options.reads,
+            server=server,
             say=lambda text: print(text, file=sys.stderr, flush=True),
         )
     print(json.dumps({**vars(report), "ok": report.ok}))

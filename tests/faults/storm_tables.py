@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from sfpubsub.spark.runtime.arrow import to_arrow
 from tests.faults.storm_org import Rows, plain
 
 # Access to an object store, as delta-rs wants it; None for files.
@@ -22,7 +23,7 @@ def readers_of(
     """Return functions that read the rows of a table in this format, keyed by reader name."""
 
     def by_spark(place: str) -> Rows:
-        return rows_of(spark.read.format(format_).load(place).toArrow())
+        return rows_of(to_arrow(spark.read.format(format_).load(place)))
 
     def by_plain_reader(place: str) -> Rows:
         return rows_of(_plainly(format_, place, "*", access))
@@ -56,9 +57,9 @@ def flaws_of_history(spark: SparkSession, format_: str) -> Callable[[str], list[
 
     def flaws(place: str) -> list[str]:
         read = spark.read.format(format_)
-        current = read.load(place).toArrow().to_pylist()
+        current = to_arrow(read.load(place)).to_pylist()
         versions: dict[str, list[dict[str, Any]]] = {}
-        for row in read.load(f"{place}_history").toArrow().to_pylist():
+        for row in to_arrow(read.load(f"{place}_history")).to_pylist():
             versions.setdefault(row["record_id"], []).append(row)
         return [
             f"{row['record_id']}: {flaw}"

@@ -1,18 +1,16 @@
 """What one process of a platform test does with Spark: ``python -m tests.platforms.job …``.
 
-Its arguments: what to do (``ingest``, ``raw`` or ``all``), the format, ``classic`` or ``connect``,
-and a directory. Each writes the raw table, and prints a line after each batch, so that it can be
-killed in between. ``raw`` prints what it then reads, as JSON, and ``all`` also builds the tables.
+Its arguments: what to do (``ingest``, ``raw`` or ``all``), the format, and a directory. Each writes
+the raw table, and prints a line after each batch. ``ingest`` does so until it is killed; ``raw``
+prints all that it reads after that, as JSON, and ``all`` also builds the tables. With
+``SPARK_REMOTE`` in the environment, the session is one of Spark Connect.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,6 @@ from sfpubsub.spark import (
     read_typed,
     spark_session,
 )
-from sfpubsub.spark.runtime.runtimes import session_settings
 
 ORDERS = "/event/Order_Event__e"
 ACCOUNTS = "/data/AccountChangeEvent"
@@ -41,26 +38,11 @@ _BATCH = 60
 _MARGIN = 1.0
 
 
-@contextmanager
-def opened(kind: str, format: str, directory: Path) -> Iterator[SparkSession]:  # noqa: A002
-    """Start a session: a classic one, or one of Spark Connect, whose server this process starts."""
-    settings = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.warehouse.dir": f"file://{directory}/warehouse",
-    }
-    if kind == "classic":
-        with spark_session(format=format, settings=settings) as spark:
-            yield spark
-        return
-    settings |= {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-    settings |= session_settings(format, settings)
-    # Not stopped: see `main`.
-    yield SparkSession.builder.remote("local[2]").config(map=settings).getOrCreate()
-
-
-def ingest(spark: SparkSession, format: str, directory: Path) -> None:  # noqa: A002
-    """Write all events to the raw table, and print a line after each batch."""
-    settings = IngestSettings(batch_events=_BATCH, batch_seconds=0.2, until_caught_up=True)
+def ingest(spark: SparkSession, format: str, directory: Path, *, until_caught_up: bool) -> None:  # noqa: A002
+    """Write the events to the raw table, and print a line after each batch."""
+    settings = IngestSettings(
+        batch_events=_BATCH, batch_seconds=0.2, until_caught_up=until_caught_up
+    )
     sources = [Source("topic", ORDERS), Source("topic", ACCOUNTS)]
     with Ingest(
         sources,
@@ -118,17 +100,13 @@ def report(
 
 
 def main() -> None:
-    what, format_, kind, place = sys.argv[1:]
+    what, format_, place = sys.argv[1:]
     directory = Path(place)
-    with opened(kind, format_, directory) as spark:
+    with spark_session(format=format_, settings={"spark.sql.shuffle.partitions": "2"}) as spark:
         note("started")
-        ingest(spark, format_, directory)
+        ingest(spark, format_, directory, until_caught_up=what != "ingest")
         note("raw")
-        if what != "ingest":
-            print(json.dumps(report(spark, format_, directory, what)), flush=True)
-        if kind == "connect":
-            # PySpark's client was seen to hang when the interpreter deletes its sessions.
-            os._exit(0)
+        print(json.dumps(report(spark, format_, directory, what)), flush=True)
 
 
 if __name__ == "__main__":

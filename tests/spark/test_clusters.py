@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pyspark
@@ -16,6 +16,7 @@ import pytest
 
 from sfpubsub.spark.runtime.java import find_java_home
 from tests.conftest import until
+from tests.platforms.server import ConnectServer
 from tests.spark.source_world import TOPIC, orders, settings_file
 
 JOB = Path(__file__).with_name("cluster_job.py")
@@ -143,6 +144,38 @@ def test_spark_connect_runs_the_source_and_rejects_its_writer(world):
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["streamed"] == EVENTS
     assert "needs a classic session" in report["refusal"], report
+
+
+@pytest.mark.slow  # starts a server
+def test_a_job_ends_soon_after_its_server_of_spark_connect(tmp_path):
+    """If the server of Spark Connect ends, a failing job does not wait for it when it ends the
+    session, which would take ten minutes.
+    """
+    for package in ("grpc_status", "zstandard", "google.rpc"):
+        pytest.importorskip(package, reason="pyspark[connect] needs it")
+    with closing(ConnectServer("parquet", tmp_path)) as server:
+        job = (
+            "import sys\n"
+            "from sfpubsub.spark import spark_session\n"
+            "with spark_session(sys.argv[1]) as spark:\n"
+            "    print(spark.range(3).count(), flush=True)\n"
+            "    sys.stdin.read()\n"
+            "    raise SystemExit('the server has ended')\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", job, server.url],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout.readline() == "3\n"
+            server.close()
+            process.stdin.close()
+            try:
+                assert process.wait(60) == 1
+            finally:
+                process.kill()
 
 
 def free_port() -> int:

@@ -144,6 +144,7 @@ def spark_session(
 def _remote_session(url: str, name: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     """Open a session of a Spark Connect server, and release it at the end of the block."""
     shown = url.partition(";")[0]  # parameters of the URL may be secret
+    spark: Any
     try:
         spark = SparkSession.builder.remote(url).appName(name).config(map=dict(settings)).create()
     except SPARK_ERRORS as error:
@@ -153,6 +154,11 @@ def _remote_session(url: str, name: str, settings: Mapping[str, str]) -> Iterato
         ) from error
     try:
         yield spark
+    except BaseException:
+        # The server may have ended, and PySpark would keep asking it to release the session. One
+        # that still runs releases sessions that are not used.
+        spark.release_session_on_close = False
+        raise
     finally:
         _stop(spark)
 
