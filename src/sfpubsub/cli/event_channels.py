@@ -15,8 +15,9 @@ from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession
+from sfpubsub.cli.params import Topic
 from sfpubsub.cli.render import json_line
-from sfpubsub.cli.service import service_options
+from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.config import Settings
 from sfpubsub.tooling import API_VERSION
 from sfpubsub.tooling.event_channels import CHANNEL_TYPES, STANDARD, EventChannels
@@ -26,15 +27,23 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmat
 
 
 @click.command()
+@click.argument("name", type=Topic(), required=False)
 @service_options
-def topics(**service: str | None) -> None:
-    """List the topics that you can subscribe to.
+def topics(name: str | None, **service: str | None) -> None:
+    """List the topics that you can subscribe to, or show the topic NAME.
 
     Prints a JSON line per topic: custom platform events, change events of the objects selected for
     change data capture, and channels with the names of their members. Standard platform events are
-    not listed, because an org does not report which of them it publishes. Requires the View Setup
-    and Configuration permission.
+    not listed, because an org does not report which of them it publishes. Listing requires the View
+    Setup and Configuration permission.
+
+    With NAME, the line has the topic's schema id, and whether you may publish to the topic and
+    subscribe to it, as the Pub/Sub API says.
     """
+    if name is not None:
+        with connected_client(None, **service) as client:
+            _print(client.get_topic(name))
+        return
     for topic in EventChannels(_org(service), API_VERSION).topics():
         _print(topic)
 

@@ -37,7 +37,6 @@ COMMANDS = {
     "channel": ("sfpubsub.cli.event_channels", "Administer channels of events."),
     "completion": ("sfpubsub.cli.completion", "Set up Tab completion in the shell."),
     "demo": ("sfpubsub.cli.demo", "Run an ingest job against the emulator and kill it midway."),
-    "derive": ("sfpubsub.cli.tables", "Alias of tables."),
     "doctor": ("sfpubsub.cli.doctor", "Check settings, network, session and permissions."),
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),
     "ingest": ("sfpubsub.cli.ingest", "Write events to a table with PySpark, each exactly once."),
@@ -51,13 +50,16 @@ COMMANDS = {
     "schema": ("sfpubsub.cli.lookup", "Show an Avro schema, by id or topic."),
     "subscribe": ("sfpubsub.cli.subscribe", "Print events as JSON lines."),
     "tables": ("sfpubsub.cli.tables", "Build query tables from a raw table, with PySpark."),
-    "topic": ("sfpubsub.cli.lookup", "Show a topic."),
-    "topics": ("sfpubsub.cli.event_channels", "List the topics that you can subscribe to."),
+    "topics": ("sfpubsub.cli.event_channels", "List topics, or show one."),
     "usage": (
         "sfpubsub.cli.event_channels",
         "Show how much of its event allocations the org has used.",
     ),
 }
+
+
+# Another spelling, for the form with a name.
+_SINGULAR = {"topic": "topics"}
 
 
 class LazyGroup(click.Group):
@@ -69,6 +71,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command's module and return the command; None if *cmd_name* is unknown."""
+        cmd_name = _SINGULAR.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)

@@ -1,4 +1,4 @@
-"""``sfpubsub tables`` and ``sfpubsub derive``: build query tables from a raw table.
+"""``sfpubsub tables``: build query tables from a raw table.
 
 This module parses options, starts the engine and prints messages. It needs neither the service nor
 credentials.
@@ -217,7 +217,3 @@ def _explain_undecodable(total: StepReport, target: str) -> None:
         f"table _undecodable",
         err=True,
     )
-
-
-# Alias that remains from when the command built only typed tables.
-derive = tables

@@ -443,7 +443,7 @@ def test_a_killed_job_is_resumed(raw):
     for good in (30, 20, 10):
         raw.write((ORDER, good, 1), (ACCOUNT, good, 0))
     job = subprocess.Popen(
-        [sys.executable, "-m", "sfpubsub", "derive", *options(raw)],
+        [sys.executable, "-m", "sfpubsub", "tables", *options(raw)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
