@@ -7,7 +7,6 @@ shows the usage of event allocations.
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import click
 
@@ -15,15 +14,13 @@ from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession
-from sfpubsub.cli.params import Topic
+from sfpubsub.cli.params import Topic, confirm, yes_option
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.config import Settings
 from sfpubsub.tooling import API_VERSION
 from sfpubsub.tooling.event_channels import CHANNEL_TYPES, STANDARD, EventChannels
 from sfpubsub.tooling.usage import Usages
-
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.command()
@@ -127,7 +124,7 @@ def add(
 @channel.command()
 @click.argument("name")
 @click.argument("entity")
-@_yes_option
+@yes_option
 @service_options
 def remove(name: str, entity: str, yes: bool, **service: str | None) -> None:
     """Remove the event ENTITY from a channel.
@@ -137,15 +134,13 @@ def remove(name: str, entity: str, yes: bool, **service: str | None) -> None:
     """
     channels = _channels(service)
     found = channels.show(name)
-    _confirm(
-        f"subscribers of {found.topic} will no longer receive {entity}. Remove the event?", yes
-    )
+    confirm(f"subscribers of {found.topic} will no longer receive {entity}. Remove the event?", yes)
     _print(channels.remove(name, entity))
 
 
 @channel.command()
 @click.argument("name")
-@_yes_option
+@yes_option
 @service_options
 def delete(name: str, yes: bool, **service: str | None) -> None:
     """Delete a channel and its members.
@@ -156,7 +151,7 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
     channels = _channels(service)
     found = channels.show(name)
     if found.name != STANDARD:
-        _confirm(f"subscribers of {found.topic} will be disconnected. Delete the channel?", yes)
+        confirm(f"subscribers of {found.topic} will be disconnected. Delete the channel?", yes)
     _print(channels.delete(name))
 
 
@@ -201,14 +196,3 @@ def _org(service: dict[str, str | None]) -> OrgClient:
 
 def _print(record: object) -> None:
     click.echo(json_line(dataclasses.asdict(record)), nl=False)  # type: ignore[call-overload]
-
-
-def _confirm(question: str, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            "this command asks for confirmation, which requires a terminal: use --yes to skip it"
-        )
-    if not click.confirm(question, err=True):
-        raise click.ClickException("not confirmed: nothing was changed")

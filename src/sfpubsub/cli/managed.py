@@ -7,12 +7,11 @@ subscribe briefly, without acking events.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 
 import click
 
-from sfpubsub.cli.params import Topic
+from sfpubsub.cli.params import Topic, confirm, yes_option
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.client.client import PubSubClient
@@ -44,7 +43,6 @@ _wait_option = click.option(
     help="Wait until the service accepts the subscription. The command checks this by subscribing "
     "briefly.  [default: wait]",
 )
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group()
@@ -208,7 +206,7 @@ def start(name_or_id: str, wait: bool, **service: str | None) -> None:
 
 @managed.command()
 @click.argument("name_or_id")
-@_yes_option
+@yes_option
 @service_options
 def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
     """Stop a managed subscription and delete its committed position.
@@ -218,7 +216,7 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)
-    _confirm(f"{_forgets(record)}. Stop the subscription?", yes)
+    confirm(f"{_forgets(record)}. Stop the subscription?", yes)
     record = tooling.stop(record.id)
     _show(record)
     _say(
@@ -229,7 +227,7 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
 
 @managed.command()
 @click.argument("name_or_id")
-@_yes_option
+@yes_option
 @service_options
 def delete(name_or_id: str, yes: bool, **service: str | None) -> None:
     """Delete a managed subscription and its committed position.
@@ -239,7 +237,7 @@ def delete(name_or_id: str, yes: bool, **service: str | None) -> None:
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)
-    _confirm(
+    confirm(
         f"this also deletes the committed position of {_what(record)}. Delete the subscription?",
         yes,
     )
@@ -274,18 +272,6 @@ def _forgets(record: ManagedEventSubscription) -> str:
         f"subscription begins "
         f"{begins}"
     )
-
-
-def _confirm(question: str, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            "deleting a position requires confirmation in a terminal: use --yes to skip the "
-            "confirmation"
-        )
-    if not click.confirm(question, err=True):
-        raise click.ClickException("not confirmed: nothing was changed")
 
 
 # Waiting for the Pub/Sub API.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import Any
 
 import click
@@ -13,6 +14,30 @@ from sfpubsub.spark.runtime.paths import What, kind_of
 
 # Prefixes of channels that exist only in the Streaming API.
 _CHANNELS = ("/topic/", "/u/")
+
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+
+
+def confirm(consequence: str, yes: bool) -> None:
+    """Ask whether to go on with what cannot be undone.
+
+    Args:
+        consequence: What will be lost, and the question.
+        yes: Whether --yes was given, which answers the question.
+
+    Raises:
+        UsageError: There is no terminal to ask on.
+        ClickException: The answer was no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "this command asks for confirmation in a terminal: use --yes to skip the question"
+        )
+    if not click.confirm(consequence, err=True):
+        raise click.ClickException("not confirmed: nothing was changed")
 
 
 class Seconds(click.FloatRange):

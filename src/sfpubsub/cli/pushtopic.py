@@ -15,6 +15,7 @@ from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession
+from sfpubsub.cli.params import confirm, yes_option
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import service_options
 from sfpubsub.config import Settings
@@ -81,18 +82,16 @@ def show(name: str, **service: str | None) -> None:
 
 @pushtopic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @service_options
 def delete(name: str, yes: bool, **service: str | None) -> None:
     """Delete a PushTopic, and print it as a JSON line. Its subscribers no longer receive events."""
     topics, _ = _objects(service)
-    if not yes:
-        click.confirm(
-            f"subscribers of /topic/{topics.show(name).name} will no longer receive "
-            f"events. Delete the PushTopic?",
-            abort=True,
-            err=True,
-        )
+    confirm(
+        f"subscribers of /topic/{topics.show(name).name} will no longer receive events. Delete the "
+        f"PushTopic?",
+        yes,
+    )
     _show(topics.delete(name))
 
 

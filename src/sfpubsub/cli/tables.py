@@ -7,7 +7,6 @@ credentials.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ import click
 
 from sfpubsub.cli.live import echo
 from sfpubsub.cli.main import FAILED, INTERRUPTED
-from sfpubsub.cli.params import TableLocation
+from sfpubsub.cli.params import TableLocation, confirm
 from sfpubsub.cli.service import StopRequest
 from sfpubsub.cli.spark_options import require_spark, spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
@@ -123,7 +122,12 @@ def tables(
     check_raw_table(Destination.parse(raw, source_format))
     Destination.of_tables(target, format_)
     if what == "rebuild":
-        _confirm(raw, target, yes=yes)
+        confirm(
+            f"this empties the tables in {target}, and builds them again from the rows that {raw} "
+            f"still has (the tables of a mirror are marked instead, and all their objects are read "
+            f"again). Rebuild them?",
+            yes,
+        )
     stop = StopRequest()
     stopping = threading.Event()
     watch = StepWatch()
@@ -173,23 +177,6 @@ def tables(
     if total.undecodable and not total.rows:
         _explain_undecodable(total, target)
         click.get_current_context().exit(FAILED)
-
-
-def _confirm(raw: str, target: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            "emptying tables requires confirmation in a terminal: use --yes to skip the "
-            "confirmation"
-        )
-    question = (
-        f"this empties the tables in {target}, and builds them again from the rows that {raw} "
-        f"still has (the tables of a mirror are marked instead, and all their objects are read "
-        f"again)"
-    )
-    if not click.confirm(question, err=True):
-        raise click.ClickException("not confirmed: nothing was changed")
 
 
 def _record(raw: str, target: str, total: StepReport) -> dict[str, object]:

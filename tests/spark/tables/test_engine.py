@@ -506,7 +506,7 @@ def test_the_command_reports_what_it_did(command, raw, capsys):
     assert command() == 0
     assert json.loads(capsys.readouterr().out)["batches"] == 0
     assert command("rebuild") == 2
-    assert "requires confirmation in a terminal: use --yes" in capsys.readouterr().err
+    assert "asks for confirmation in a terminal: use --yes" in capsys.readouterr().err
     raw.check()
     assert command("rebuild", "--yes") == 0
     assert json.loads(capsys.readouterr().out)["batches"] == 1
