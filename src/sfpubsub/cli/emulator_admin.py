@@ -1,6 +1,6 @@
 """``sfpubsub emulator publish`` and other subcommands that control a running emulator.
 
-The commands are thin wrappers around `RemoteEmulator`, and print JSON lines.
+The commands are thin wrappers around `RemoteEmulator`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import click
 
 from sfpubsub.cli.params import Topic
+from sfpubsub.cli.results import print_record, print_records
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.remote import DEFAULT_URL, RemoteEmulator
 
@@ -103,21 +104,21 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
         except EmulatorProblem as problem:
             raise click.ClickException(f"{where} could not be published: {problem}") from problem
         for result in results:
-            show(result)
+            print_record(result)
 
 
 @click.command()
 @of_an_emulator
 def topics(emulator: RemoteEmulator) -> None:
     """List topics, with their counts of open streams and of published and delivered events."""
-    _show_named(emulator.health()["topics"])
+    print_records(_named(emulator.health()["topics"]), "no topics")
 
 
 @click.command()
 @of_an_emulator
 def subscriptions(emulator: RemoteEmulator) -> None:
     """List managed subscriptions, with their committed positions."""
-    _show_named(emulator.health()["managed_subscriptions"])
+    print_records(_named(emulator.health()["managed_subscriptions"]), "no managed subscriptions")
 
 
 class ListFirst(click.Group):
@@ -139,8 +140,8 @@ def faults() -> None:
 @of_an_emulator
 def list_faults(emulator: RemoteEmulator) -> None:
     """List the faults that were added, and how many times each has occurred."""
-    for number, fault in enumerate(emulator.faults()):
-        show({"number": number, **fault})
+    rows = ({"number": number, **fault} for number, fault in enumerate(emulator.faults()))
+    print_records(rows, "no faults were added")
 
 
 @faults.command()
@@ -154,7 +155,7 @@ def add(emulator: RemoteEmulator, kind: str, parameters: tuple[str, ...]) -> Non
     `sfpubsub emulator faults kinds` lists the other parameters of KIND, such as
     after_responses=3. Prints the fault's number.
     """
-    show({"number": emulator.add_fault(kind, **dict(map(_parameter, parameters)))})
+    print_record({"number": emulator.add_fault(kind, **dict(map(_parameter, parameters)))})
 
 
 @faults.command()
@@ -166,7 +167,7 @@ def off(emulator: RemoteEmulator, number: int) -> None:
     NUMBER is the fault's number, as printed by `add` and `list`.
     """
     emulator.switch_off_fault(number)
-    show({"number": number, **emulator.faults()[number]})
+    print_record({"number": number, **emulator.faults()[number]})
 
 
 @faults.command()
@@ -174,8 +175,11 @@ def kinds() -> None:
     """List the kinds of faults: where each can occur, its parameters, and its effect."""
     from sfpubsub.emulator.faults.kinds import KINDS
 
-    for name, kind in KINDS.items():
-        show({"kind": name, "rpcs": kind.rpcs, "parameters": kind.params, "what": kind.text})
+    rows = (
+        {"kind": name, "rpcs": kind.rpcs, "parameters": kind.params, "what": kind.text}
+        for name, kind in KINDS.items()
+    )
+    print_records(rows, "no kinds")
 
 
 @click.command()
@@ -194,17 +198,11 @@ def clock(emulator: RemoteEmulator, jump: float | None) -> None:
     """
     now = emulator.now() if jump is None else emulator.jump(jump)
     shown = datetime.datetime.fromtimestamp(now, datetime.UTC).isoformat(timespec="seconds")
-    show({"now": now, "utc": shown})
+    print_record({"now": now, "utc": shown})
 
 
-def show(value: Mapping[str, Any]) -> None:
-    """Print *value* as a JSON line."""
-    click.echo(json.dumps(value, ensure_ascii=False))
-
-
-def _show_named(rows: dict[str, dict[str, Any]]) -> None:
-    for name, row in rows.items():
-        show({"name": name, **row})
+def _named(rows: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return ({"name": name, **row} for name, row in rows.items())
 
 
 def _parts(file: TextIO) -> Iterator[tuple[str, list[dict[str, Any]]]]:

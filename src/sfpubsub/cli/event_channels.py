@@ -6,8 +6,6 @@ shows the usage of event allocations.
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from sfpubsub.auth.http import HttpClient
@@ -15,7 +13,7 @@ from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession
 from sfpubsub.cli.params import Topic, confirm, yes_option
-from sfpubsub.cli.render import json_line
+from sfpubsub.cli.results import print_record, print_records
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.config import Settings
 from sfpubsub.tooling import API_VERSION
@@ -39,10 +37,9 @@ def topics(name: str | None, **service: str | None) -> None:
     """
     if name is not None:
         with connected_client(None, **service) as client:
-            _print(client.get_topic(name))
+            print_record(client.get_topic(name))
         return
-    for topic in EventChannels(_org(service), API_VERSION).topics():
-        _print(topic)
+    print_records(_channels(service).topics(), "no topics")
 
 
 @click.group()
@@ -73,7 +70,7 @@ def create(name: str, channel_type: str, label: str | None, **service: str | Non
     Prints the channel as a JSON line. The suffix __chn of NAME can be omitted. The name and the
     type cannot be changed later.
     """
-    _print(_channels(service).create(name, channel_type, label=label))
+    print_record(_channels(service).create(name, channel_type, label=label))
 
 
 @channel.command()
@@ -81,7 +78,7 @@ def create(name: str, channel_type: str, label: str | None, **service: str | Non
 @service_options
 def show(name: str, **service: str | None) -> None:
     """Show a channel and its members as a JSON line. The standard channel is ChangeEvents."""
-    _print(_channels(service).show(name))
+    print_record(_channels(service).show(name))
 
 
 @channel.command()
@@ -114,7 +111,7 @@ def add(
     Prints the channel as a JSON line. For a channel of change events, ENTITY may be an object such
     as Account; adding an object to ChangeEvents turns on its change events.
     """
-    _print(
+    print_record(
         _channels(service).add(
             name, entity, filter_expression=filter_expression, enriched_fields=enriched_fields
         )
@@ -135,7 +132,7 @@ def remove(name: str, entity: str, yes: bool, **service: str | None) -> None:
     channels = _channels(service)
     found = channels.show(name)
     confirm(f"subscribers of {found.topic} will no longer receive {entity}. Remove the event?", yes)
-    _print(channels.remove(name, entity))
+    print_record(channels.remove(name, entity))
 
 
 @channel.command()
@@ -152,7 +149,7 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
     found = channels.show(name)
     if found.name != STANDARD:
         confirm(f"subscribers of {found.topic} will be disconnected. Delete the channel?", yes)
-    _print(channels.delete(name))
+    print_record(channels.delete(name))
 
 
 @click.command()
@@ -170,8 +167,7 @@ def usage(by_event: bool, **service: str | None) -> None:
     Enhanced Usage Metrics in the org and the View All Data permission.
     """
     usages = Usages(_org(service), API_VERSION)
-    for allocation in usages.allocations():
-        _print(allocation)
+    print_records(usages.allocations(), "no allocations")
     if not by_event:
         return
     rows = usages.by_event()
@@ -180,8 +176,7 @@ def usage(by_event: bool, **service: str | None) -> None:
             "the org does not report usage by event: turn on Enhanced Usage Metrics "
             "(PlatformEventSettings, enableEnhancedUsageMetrics)"
         )
-    for row in rows:
-        _print(row)
+    print_records(rows, "no events in the last 24 hours")
 
 
 def _channels(service: dict[str, str | None]) -> EventChannels:
@@ -192,7 +187,3 @@ def _org(service: dict[str, str | None]) -> OrgClient:
     settings = Settings.load(service)
     http = HttpClient.from_settings(settings)
     return OrgClient(CurrentSession(session_provider(settings, http)), http)
-
-
-def _print(record: object) -> None:
-    click.echo(json_line(dataclasses.asdict(record)), nl=False)  # type: ignore[call-overload]

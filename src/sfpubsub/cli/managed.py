@@ -6,13 +6,12 @@ subscribe briefly, without acking events.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 import click
 
 from sfpubsub.cli.params import Topic, confirm, yes_option
-from sfpubsub.cli.render import json_line
+from sfpubsub.cli.results import print_record, print_records
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.errors import (
@@ -62,8 +61,7 @@ def list_(**service: str | None) -> None:
     Prints a JSON line per subscription.
     """
     tooling = Tooling.from_env(service)
-    for record in tooling.list():
-        _show(record)
+    print_records(tooling.list(), "no managed subscriptions")
 
 
 @managed.command()
@@ -76,7 +74,7 @@ def show(name_or_id: str, **service: str | None) -> None:
     lag` shows the position on the machine that reads the subscription.
     """
     tooling = Tooling.from_env(service)
-    _show(tooling.show(name_or_id))
+    print_record(tooling.show(name_or_id))
 
 
 @managed.command()
@@ -132,7 +130,7 @@ def create(
         default_replay=default_replay,
         error_recovery_replay=error_recovery_replay,
     )
-    _show(record)
+    print_record(record)
     if default_replay == "LATEST":
         _say("with LATEST, a crash before the first confirmed commit loses events")
     else:
@@ -184,7 +182,7 @@ def update(
         default_replay=default_replay,
         error_recovery_replay=error_recovery_replay,
     )
-    _show(record)
+    print_record(record)
 
 
 @managed.command()
@@ -199,7 +197,7 @@ def start(name_or_id: str, wait: bool, **service: str | None) -> None:
     """
     tooling = Tooling.from_env(service)
     record = tooling.start(name_or_id)
-    _show(record)
+    print_record(record)
     if wait:
         _wait_until_served(record, tooling, service)
 
@@ -218,7 +216,7 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
     record = tooling.show(name_or_id)
     confirm(f"{_forgets(record)}. Stop the subscription?", yes)
     record = tooling.stop(record.id)
-    _show(record)
+    print_record(record)
     _say(
         "the client that reads the subscription receives an error within minutes; the committed "
         "position is deleted"
@@ -242,15 +240,11 @@ def delete(name_or_id: str, yes: bool, **service: str | None) -> None:
         yes,
     )
     record = tooling.delete(record.id)
-    _show(record)
+    print_record(record)
     _say(
         f"do not reuse the name {record.developer_name} soon: for several minutes the service may "
         f"still associate it with the old record"
     )
-
-
-def _show(record: ManagedEventSubscription) -> None:
-    click.echo(json_line(dataclasses.asdict(record)), nl=False)
 
 
 def _say(text: str) -> None:

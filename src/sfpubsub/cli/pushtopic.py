@@ -6,7 +6,6 @@ channel.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import click
@@ -16,10 +15,10 @@ from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession
 from sfpubsub.cli.params import confirm, yes_option
-from sfpubsub.cli.render import json_line
+from sfpubsub.cli.results import print_record, print_records
 from sfpubsub.cli.service import service_options
 from sfpubsub.config import Settings
-from sfpubsub.streaming import PushTopic, PushTopics
+from sfpubsub.streaming import PushTopics
 from sfpubsub.tooling.pushtopics import GenericChannels
 
 _OPERATIONS = ("create", "update", "delete", "undelete")
@@ -61,15 +60,14 @@ def create(
     made = topics.create(
         name, query, operations=operations or _OPERATIONS, notify_for_fields=notify_for_fields
     )
-    _show(made)
+    print_record(made)
 
 
 @pushtopic.command("list")
 @service_options
 def list_(**service: str | None) -> None:
     """List the org's PushTopics, one JSON line each."""
-    for topic in _objects(service)[0].list():
-        _show(topic)
+    print_records(_objects(service)[0].list(), "no PushTopics")
 
 
 @pushtopic.command()
@@ -77,7 +75,7 @@ def list_(**service: str | None) -> None:
 @service_options
 def show(name: str, **service: str | None) -> None:
     """Show one PushTopic as a JSON line."""
-    _show(_objects(service)[0].show(name))
+    print_record(_objects(service)[0].show(name))
 
 
 @pushtopic.command()
@@ -92,7 +90,7 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
         f"PushTopic?",
         yes,
     )
-    _show(topics.delete(name))
+    print_record(topics.delete(name))
 
 
 @click.command()
@@ -115,7 +113,7 @@ def push(
     """
     text = sys.stdin.read() if payload is None else payload
     count = _objects(service)[1].push(channel, text, user_ids)
-    sys.stdout.write(json_line({"channel": channel, "fanout_count": count}))
+    print_record({"channel": channel, "fanout_count": count})
 
 
 def _objects(service: dict[str, str | None]) -> tuple[PushTopics, GenericChannels]:
@@ -124,7 +122,3 @@ def _objects(service: dict[str, str | None]) -> tuple[PushTopics, GenericChannel
     org = OrgClient(sessions, HttpClient.from_settings(settings))
     version = settings.streaming_api_version
     return PushTopics(org, version), GenericChannels(org, version)
-
-
-def _show(topic: PushTopic) -> None:
-    sys.stdout.write(json_line(dataclasses.asdict(topic)))
