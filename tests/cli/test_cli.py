@@ -544,6 +544,21 @@ def test_help_does_not_import_grpc_or_avro():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_every_command_is_found_without_an_extra():
+    """No command needs a package of an extra before it is used: each prints its help without."""
+    code = (
+        "import sys\n"
+        "missing = ('pyarrow', 'pyspark', 'numpy', 'pandas', 'jwt', 'orjson', 'opentelemetry')\n"
+        "sys.modules.update(dict.fromkeys(missing))\n"
+        "from sfpubsub.cli.main import COMMANDS, run\n"
+        "assert [name for name in COMMANDS if run([name, '--help']) != 0] == []\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_version_prints_the_version_of_the_package_and_the_decoder(capsys, monkeypatch):
     """``sfpubsub --version`` prints the version of the package, and which decoder is in use."""
     import sfpubsub
