@@ -35,7 +35,9 @@ with contextlib.suppress(ModuleNotFoundError):  # not installed in Iceberg's env
     import hypothesis
 
     # No deadline, because an example may be slow on a busy machine.
-    hypothesis.settings.register_profile("sfpubsub", deadline=None)
+    hypothesis.settings.register_profile(
+        "sfpubsub", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
     hypothesis.settings.load_profile("sfpubsub")
 
 
