@@ -98,6 +98,7 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
     the fields of a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this command can
     publish change events. Prints the event_id and replay_id of each event.
     """
+    where = None
     for where, events in _parts(file):
         try:
             results = emulator.publish(topic, events)
@@ -105,6 +106,9 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
             raise click.ClickException(f"{where} could not be published: {problem}") from problem
         for result in results:
             print_record(result)
+    if where is None:
+        emulator.publish(topic, [])  # so that a wrong topic is an error all the same
+        click.echo(f"no events in {file.name}", err=True)
 
 
 @click.command()
