@@ -5,13 +5,17 @@ The commands are thin wrappers around `RemoteEmulator`.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import json
 import os
 import re
+import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 import click
 
@@ -25,6 +29,13 @@ _BYTES = 128 * 1024
 """Limits of a publish request: its maximum number of events, and the size in bytes at which it is
 sent. The endpoint accepts twice that size.
 """
+
+_STARTING_S = 10.0
+"""How long a command waits for an emulator that may still be starting: a few times what its start
+takes on a slow machine.
+"""
+
+_POLL_S = 0.1
 
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -73,12 +84,34 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
     def run(url: str, ca_file: str | None, **options: Any) -> None:
         # Not an option, because other users of a machine can see command lines.
         token = os.environ.get("SFPUBSUB_EMULATOR_TOKEN", "")
+        _await(url)
         try:
             command(RemoteEmulator(url, token, ca_file=ca_file), **options)
         except EmulatorProblem as problem:
             raise click.ClickException(str(problem)) from problem
 
     return run
+
+
+def _await(url: str) -> None:
+    """Wait until an emulator listens at *url*, as after `sfpubsub emulator &` in the line before.
+
+    Returns in any case: the command then says what is wrong.
+    """
+    deadline = time.monotonic() + _STARTING_S
+    said = False
+    with contextlib.suppress(ValueError, OSError):  # not a URL, or a host that cannot be reached
+        place = urlsplit(url)
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection((place.hostname, place.port or 80), _STARTING_S).close()
+            except ConnectionRefusedError:
+                if not said:
+                    click.echo(f"waiting for an emulator at {url}", err=True)
+                said = True
+                time.sleep(_POLL_S)
+            else:
+                return
 
 
 @click.command()
