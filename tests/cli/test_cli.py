@@ -14,7 +14,7 @@ import time
 import pytest
 
 from sfpubsub.cli.main import COMMANDS, run
-from sfpubsub.cli.output import Output
+from sfpubsub.cli.pipe import Output
 from sfpubsub.cli.service import OPTIONS
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.cli.waiting import Waiting

@@ -18,7 +18,7 @@ from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.source_watch import SourceWatch
 from sfpubsub.cli.spark_options import pairs, require_spark, spark_options, spark_settings
 from sfpubsub.cli.watching import Address, http_option, watching
-from sfpubsub.cli.words import counted
+from sfpubsub.monitoring.text import counted
 from sfpubsub.spark.formats import RAW_FORMATS
 
 if TYPE_CHECKING:

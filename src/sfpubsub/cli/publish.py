@@ -20,10 +20,10 @@ from sfpubsub.cli.params import Seconds, Topic
 from sfpubsub.cli.publish_progress import PublishProgress
 from sfpubsub.cli.render import publish_line
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
-from sfpubsub.cli.words import counted
 from sfpubsub.client.publisher import Publisher
 from sfpubsub.client.publishing import DEFAULT_TIMEOUT
 from sfpubsub.errors import ConfigurationError, EncodeError, PublishError
+from sfpubsub.monitoring.text import counted
 from sfpubsub.types import PublishResult
 
 logger = logging.getLogger("sfpubsub.cli")

@@ -21,7 +21,7 @@ from sfpubsub.cli.spark_options import require_spark, spark_options, spark_setti
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.step_watch import StepWatch
 from sfpubsub.cli.watching import Address, http_option, watching
-from sfpubsub.cli.words import counted
+from sfpubsub.monitoring.text import counted
 from sfpubsub.spark.formats import RAW_FORMATS, TARGET_FORMATS
 
 if TYPE_CHECKING:
