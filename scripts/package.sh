@@ -28,6 +28,8 @@ install "$work/tools" build twine
 
 wheel=$(ls "$PWD"/"$dist"/*.whl 2>/dev/null || ls "$dist"/*.whl)
 tried=0
+# PyArrow 14 was built for NumPy 1, and does not say so.
+echo 'numpy<2; python_version < "3.13"' >"$work/oldest.txt"
 for minor in 11 12 13 14; do
   # pyenv's commands do not run versions that are not selected, so its directory is searched too.
   python=$(uv python find --no-python-downloads "3.$minor" 2>/dev/null) ||
@@ -40,10 +42,13 @@ for minor in 11 12 13 14; do
   for resolution in highest lowest-direct; do
     venv=$work/$minor-$resolution
     uv venv --quiet --python "$python" "$venv"
-    uv pip install --quiet --python "$venv/bin/python" --resolution "$resolution" "$wheel"
+    # Of a wheel alone, uv would take every requirement as indirect, and its newest version.
+    install=(uv pip install --quiet --python "$venv/bin/python" --resolution "$resolution")
+    [ "$resolution" = highest ] || install+=(--constraint "$work/oldest.txt")
+    "${install[@]}" --requirements pyproject.toml "$wheel"
     "$venv/bin/python" scripts/smoke.py
-    uv pip install --quiet --python "$venv/bin/python" --resolution "$resolution" \
-      "$wheel[arrow,emulator,jwt]"
+    "${install[@]}" --requirements pyproject.toml --extra arrow --extra emulator --extra json \
+      --extra jwt "$wheel"
     "$venv/bin/python" scripts/smoke.py emulator
     echo "python3.$minor, $resolution: passed" >&2
     tried=$((tried + 1))

@@ -1,8 +1,8 @@
 """Check that an installed sfpubsub works. scripts/package.sh runs this in new environments.
 
 Without an argument, the environment must contain only the package and its requirements. With the
-argument ``emulator``, it must also contain the extras arrow, emulator and jwt. Then an event is
-published, received and decoded.
+argument ``emulator``, it must also contain the extras arrow, emulator, json and jwt. Then an event
+is published, received and decoded.
 """
 
 from __future__ import annotations
@@ -78,4 +78,6 @@ def check_emulator() -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
+    # The oldest grpcio for Python 3.12 calls what that version warns of.
+    warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning)
     check_emulator() if sys.argv[1:] == ["emulator"] else check_bare()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from sfpubsub.auth.session import Session
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.client.subscription import ManagedSubscription, Subscription
-from sfpubsub.config import Timings
+from sfpubsub.config import RestTimings, Timings
 from sfpubsub.emulator.server import EmulatorServer
 
 # Longest wait for a condition, in seconds. A passing test waits milliseconds, or a few seconds on a
@@ -35,8 +36,19 @@ with contextlib.suppress(ModuleNotFoundError):  # not installed in Iceberg's env
     import hypothesis
 
     # No deadline, because an example may be slow on a busy machine.
-    hypothesis.settings.register_profile("sfpubsub", deadline=None)
+    hypothesis.settings.register_profile(
+        "sfpubsub", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
     hypothesis.settings.load_profile("sfpubsub")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_retries() -> Iterator[None]:
+    """Shorten the delays before a request to an org is sent again."""
+    quick = partial(RestTimings, backoff_initial=0.001)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sfpubsub.auth.rest.RestTimings", quick)
+        yield
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -304,6 +304,27 @@ def test_an_expired_session_is_renewed_once(serve):
     assert (provider.fetches, len(host.requests)) == (2, 4)
 
 
+def test_a_query_survives_a_passing_failure_and_a_change_is_sent_once(serve):
+    """A query is sent again after a 503, as the reader of an org's records does. A request that
+    creates something is not, because it may have been executed.
+    """
+    org, failing = Org(), ["GET", "POST"]
+
+    def answer(request):
+        if request.method not in failing:
+            return org(request)
+        failing.remove(request.method)
+        return Reply(503, "<html>")
+
+    host, tooling = serve(answer)
+    org.add("Orders")
+    assert [record.developer_name for record in tooling.list()] == ["Orders"]
+    with pytest.raises(StreamUnavailableError):
+        tooling.create("New", TOPIC)
+    assert [request.method for request in host.requests].count("POST") == 1
+    assert failing == []
+
+
 @pytest.mark.parametrize(
     ("reply", "error", "says"),
     [

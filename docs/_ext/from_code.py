@@ -26,6 +26,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
 from sfpubsub.cli.main import COMMANDS, cli
+from sfpubsub.cli.service import connection_options
 
 ROOT = Path(__file__).parents[2]
 PART = re.compile(r"^<!-- from the code: ([\w-]+) -->$", re.MULTILINE)
@@ -36,6 +37,7 @@ def commands() -> str:
     context = click.Context(cli, info_name="sfpubsub")
     found = [_command(cli, context, 2)]
     found += [_inner(cli, context, name, 2) for name in sorted(COMMANDS)]
+    found += ["## Connection options", _table(connection_options())]
     return "\n\n".join(found)
 
 
@@ -54,16 +56,18 @@ def _command(command: click.Command, context: click.Context, level: int) -> str:
         f"```text\n{usage}\n```",
         _prose(command.help or ""),
     ]
-    rows = [
-        f"| `{names}` | {_cell(meaning)} |"
-        for names, meaning in filter(None, (p.get_help_record(context) for p in command.params))
-    ]
-    if rows:
-        parts.append("\n".join(["| option | meaning |", "|---|---|", *rows]))
+    options = [*filter(None, (p.get_help_record(context) for p in command.params))]
+    if options:
+        parts.append(_table(options))
     if isinstance(command, click.Group) and command is not cli:
         names = command.list_commands(context)
         parts += [_inner(command, context, name, level + 1) for name in names]
     return "\n\n".join(part for part in parts if part)
+
+
+def _table(options: list[tuple[str, str]]) -> str:
+    rows = [f"| `{names}` | {_cell(meaning)} |" for names, meaning in options]
+    return "\n".join(["| option | meaning |", "|---|---|", *rows])
 
 
 def _prose(text: str) -> str:

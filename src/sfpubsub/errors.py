@@ -125,7 +125,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class SubscriptionClosedError(LocalProtocolError):
-    """A batch was requested from a subscription that was stopped, drained, closed or aborted."""
+    """A batch was requested from a subscription that was stopped, drained or aborted."""
 
 
 class RemoteProtocolError(ProtocolError):

@@ -18,7 +18,7 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfpubsub import native
@@ -390,7 +390,7 @@ def events(draw: st.DrawFn) -> tuple[str, list[bytes]]:
     return schema_json, encode_rows(schema_json, *rows)
 
 
-RANDOM = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+RANDOM = settings(max_examples=60, derandomize=True)
 
 
 @RANDOM

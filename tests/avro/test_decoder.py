@@ -17,7 +17,7 @@ import tracemalloc
 
 import fastavro
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfpubsub import native
@@ -28,7 +28,7 @@ from sfpubsub.errors import DecodeError, EncodeError, SchemaError
 
 from .schemas import CORPUS, golden, payload, schema_text, values
 
-SLOW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(max_examples=60)
 
 
 def codec_of(*types, name="R", **more) -> Codec:

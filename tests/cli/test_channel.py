@@ -153,6 +153,8 @@ def test_pushtopics_are_created_listed_shown_and_deleted(emulator, capsys):
     assert lines(capsys) == [made]
     assert run(["pushtopic", "show", "Leads"]) == 0
     assert lines(capsys) == [made]
+    assert run(["pushtopic", "delete", "Leads"]) == 2, "nobody can be asked"
+    assert "use --yes" in capsys.readouterr().err
     assert run(["pushtopic", "delete", "Leads", "--yes"]) == 0
     assert lines(capsys) == [made]
     assert run(["pushtopic", "show", "Leads"]) == 1

@@ -14,7 +14,8 @@ import time
 import pytest
 
 from sfpubsub.cli.main import COMMANDS, run
-from sfpubsub.cli.output import Output
+from sfpubsub.cli.pipe import Output
+from sfpubsub.cli.service import OPTIONS
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.cli.waiting import Waiting
 from sfpubsub.config import Settings as ClientSettings
@@ -331,6 +332,20 @@ def test_publish_reads_lines_and_prints_results(emulator, tmp_path, capsys):
     assert [line["event_id"] for line in lines] == [result["event_id"] for result in results]
 
 
+@pytest.mark.parametrize("command", [["publish"], ["emulator", "publish"]])
+def test_an_empty_file_is_not_published_in_silence(command, emulator, tmp_path, capsys):
+    """An empty file is said to be empty, and its topic must exist all the same."""
+    file = tmp_path / "events.jsonl"
+    file.write_text("\n")
+    options = ["--file", str(file)]
+    if command[0] == "emulator":
+        options += ["--url", emulator.http_url]
+    assert run([*command, TOPIC, *options]) == 0
+    assert capsys.readouterr() == ("", f"no events in {file}\n")
+    assert run([*command, "/event/Nothing__e", *options]) == 1
+    assert_one_line_error(capsys, "/event/Nothing__e")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -528,6 +543,22 @@ def test_every_command_has_help(command, capsys):
     assert "Options:" in out
 
 
+def test_connection_options_are_one_line_of_help(capsys):
+    """--help of a command names --config and where the other connection options are listed; it
+    does not list them, and each still works.
+    """
+    assert run(["managed", "list", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "--config FILE" in out
+    assert "sfpubsub help connection" in out
+    assert "--login-url" not in out
+    assert run(["help", "connection"]) == 0
+    out = capsys.readouterr().out
+    for name in OPTIONS:
+        assert f"--{name.replace('_', '-')} " in out
+    assert run(["topics", "--endpoint", "nonsense"]) != 2, "the option is still known"
+
+
 def test_help_does_not_import_grpc_or_avro():
     """``subscribe --help`` imports no library that talks to the service, because gRPC and Avro
     alone would triple its time.
@@ -542,6 +573,21 @@ def test_help_does_not_import_grpc_or_avro():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_command_is_found_without_an_extra():
+    """No command needs a package of an extra before it is used: each prints its help without."""
+    code = (
+        "import sys\n"
+        "missing = ('pyarrow', 'pyspark', 'numpy', 'pandas', 'jwt', 'orjson', 'opentelemetry')\n"
+        "sys.modules.update(dict.fromkeys(missing))\n"
+        "from sfpubsub.cli.main import COMMANDS, run\n"
+        "assert [name for name in COMMANDS if run([name, '--help']) != 0] == []\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_version_prints_the_version_of_the_package_and_the_decoder(capsys, monkeypatch):

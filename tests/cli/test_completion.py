@@ -35,17 +35,17 @@ def test_install_writes_where_the_shell_looks(shell, place, home, monkeypatch, c
     """The script is installed for the shell named by SHELL; a second installation replaces it."""
     monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
     for _ in range(2):
-        assert run(["completion", "install"]) == 0
+        assert run(["completion", "--install"]) == 0
         assert capsys.readouterr().out == f"{home / place}\n"
     script = (home / place).read_text()
     assert f"_SFPUBSUB_COMPLETE={shell}_complete" in script
-    assert run(["completion", "show", "--shell", shell]) == 0
+    assert run(["completion", "--shell", shell]) == 0
     assert capsys.readouterr().out == script
 
 
 def test_bash_completes_with_the_installed_script(home, capsys):
     """A real bash that has sourced the script completes a partial command."""
-    assert run(["completion", "install", "--shell", "bash"]) == 0
+    assert run(["completion", "--install", "--shell", "bash"]) == 0
     path = capsys.readouterr().out.strip()
     asked = (
         f"source {path}; COMP_WORDS=(sfpubsub sub); COMP_CWORD=1; "
@@ -65,6 +65,6 @@ def test_bash_completes_with_the_installed_script(home, capsys):
 def test_an_unknown_shell_is_a_usage_error(home, monkeypatch, capsys):
     """The error lists the supported shells, and nothing is written."""
     monkeypatch.setenv("SHELL", "/bin/tcsh")
-    assert run(["completion", "install"]) == 2
+    assert run(["completion", "--install"]) == 2
     assert "--shell with one of bash, zsh, fish" in capsys.readouterr().err
     assert list(home.iterdir()) == []

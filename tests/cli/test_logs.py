@@ -8,6 +8,7 @@ import logging
 import sys
 
 import click
+import pytest
 
 from sfpubsub.cli.logs import LINES, WITHIN, JsonFormatter, JsonStderr, Limit
 from sfpubsub.cli.main import run
@@ -103,3 +104,16 @@ def test_all_of_stderr_is_json(run_emulator, monkeypatch, capsys):
     assert failed["rpc_id"] in failed["message"]
     assert "sfpubsub subscribe --help" in misused["message"]
     assert len(printed.out.splitlines()) == 2, "stdout is as it was"
+
+
+@pytest.mark.parametrize(
+    "command", [["managed"], ["channel", "create", "All"], ["nonsense"]], ids=" ".join
+)
+def test_a_wrong_command_is_one_json_record(command, monkeypatch, capsys):
+    """With --log-format json, an error of click is one record, however many lines its text has,
+    and even if there is no such command.
+    """
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # restored later: a run replaces it
+    assert run(["--log-format", "json", *command]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["level"] == "error"

@@ -1072,7 +1072,7 @@ def test_run_can_be_repeated_after_its_store_failed(run_emulator):
                 await subscription.run(handle)
             summary = await asyncio.wait_for(subscription.run(handle), PATIENCE)
             assert summary.handled == len(handled) == 2
-            await subscription.aclose()
+            await subscription.drain()
 
     run(main())
 

@@ -15,13 +15,12 @@ FACES = {
     "PubSubClient": {"connect", "get_topic", "get_schema", "publish", "close"},
     "Publisher": {"send", "flush", "close"},
     # `run` is a plain method in both classes; in the asyncio class it returns a coroutine.
-    "Subscription": {"wait_open", "next_batch", "drain", "aclose", "join"},
-    "ManagedSubscription": {"wait_open", "next_batch", "commit", "drain", "aclose", "join"},
+    "Subscription": {"wait_open", "next_batch", "drain", "join"},
+    "ManagedSubscription": {"wait_open", "next_batch", "commit", "drain", "join"},
 }
 
 # The methods that asyncio names differently; all of them but __iter__ wait.
 SPELLED = {
-    "close": "aclose",
     "__enter__": "__aenter__",
     "__exit__": "__aexit__",
     "__iter__": "__aiter__",

@@ -266,7 +266,7 @@ def test_an_interrupt_at_any_line_loses_nothing_and_commits_nothing_unseen(
                         break
             assert seen == [1, 2, 3, 4], placed.where
             known = [ReplayId(b"r%d" % n) for n in seen]
-            subscription.close()
+            subscription.drain()
         playing.join(PATIENCE)
         assert not playing.is_alive(), placed.where
         assert known[3] not in service.committed, placed.where
@@ -315,7 +315,7 @@ def test_a_signal_handler_may_call_any_method_at_any_line(what: str):
                 for batch in subscription:
                     if batch.first_seq == 3:
                         break
-            subscription.close()
+            subscription.drain()
         if not placed.has_fired:
             break
     assert line > 30, "the lines of the path"

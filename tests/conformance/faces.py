@@ -69,9 +69,6 @@ class Held:
     def abort(self) -> None:
         self._subscription.abort()
 
-    def close(self) -> None:
-        self._face.close_subscription(self._subscription)
-
     def all_events(self) -> list[Event]:
         """Read events until the subscription ends, and return them."""
         return self._face.events_of(self._subscription, None)
@@ -136,9 +133,6 @@ class Face:
         """Drop the reference to a subscription, so that it can be garbage-collected."""
         self._held.remove(held)
 
-    def close_subscription(self, subscription: Any) -> None:
-        subscription.close()
-
     def events_of(self, subscription: Any, count: int | None) -> list[Event]:
         """Return the next *count* events; all events until the end if *count* is None."""
         return list(itertools.islice(subscription.events(), count))
@@ -183,9 +177,6 @@ class AsyncFace(Face):
     @property
     def loop_thread(self) -> int | None:
         return self._thread.ident
-
-    def close_subscription(self, subscription: Any) -> None:
-        self.call(subscription.aclose)
 
     def events_of(self, subscription: Any, count: int | None) -> list[Event]:
         async def take() -> list[Event]:

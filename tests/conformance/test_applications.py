@@ -118,14 +118,14 @@ def test_iterating_over_a_closed_subscription_is_an_empty_loop(start: Start):
     target.publish(2)
     held = face.managed(NAME)
     assert held.collect(2) == [0, 1]
-    held.close()
-    held.close()
+    held.drain()
+    held.drain()
     for _ in range(2):
         assert held.all_events() == []
 
 
-def test_close_commits_acked_events_and_can_be_repeated(start: Start):
-    """`close` commits the acked events, as leaving the `with` block does.
+def test_drain_commits_acked_events_and_can_be_repeated(start: Start):
+    """`drain` commits the acked events, as leaving the `with` block does.
 
     A second call has no effect.
     """
@@ -133,14 +133,14 @@ def test_close_commits_acked_events_and_can_be_repeated(start: Start):
     target.publish(3)
     held = face.managed(NAME, ack="manual")
     held.batch().ack()
-    held.close()
-    held.close()
+    held.drain()
+    held.drain()
     assert target.committed() == 2
     assert held.subscription.closed
 
 
-def test_close_raises_only_a_failure_that_was_not_raised_before(start: Start):
-    """`close` raises the failure that ended a subscription unless another call has raised it."""
+def test_drain_raises_only_a_failure_that_was_not_raised_before(start: Start):
+    """`drain` raises the failure that ended a subscription unless another call has raised it."""
     target, face = start()
     target.publish(1)
     told, untold = (
@@ -149,11 +149,11 @@ def test_close_raises_only_a_failure_that_was_not_raised_before(start: Start):
     )
     with pytest.raises(Exception, match="latest or earliest"):
         told.next()
-    told.close()
+    told.drain()
     until(lambda: untold.subscription.closed, "the failure")
     with pytest.raises(Exception, match="latest or earliest"):
-        untold.close()
-    untold.close()
+        untold.drain()
+    untold.drain()
 
 
 def test_an_abandoned_subscription_warns_and_ends(start: Start):
@@ -350,7 +350,7 @@ def test_acks_are_stored_together(start: Start, tmp_path: Any):
         for event in held.batch():
             event.ack()
             seen += 1
-    held.close()
+    held.drain()
     assert store.positions[-1] == target.replay_id(199)
     assert len(store.positions) < 40
 
@@ -369,7 +369,7 @@ def test_the_event_loop_never_calls_the_store(start: Start, tmp_path: Any):
     assert held.next(0.05) is None
     assert store.positions[-1] == target.replay_id(2)
     second.ack()
-    held.close()
+    held.drain()
     assert store.positions[-1] == target.replay_id(5)
     if face.name == "asyncio":
         assert face.loop_thread not in store.threads
@@ -393,11 +393,11 @@ def test_replay_applies_only_to_topics_that_the_store_lacks(start: Start, tmp_pa
         held = face.plain(TOPIC, replay="earliest", replay_store=store)
         assert held.collect(4) == [0, 1, 2, 3]
         held.next(0.01)
-        held.close()
+        held.drain()
         target.publish(1)
         again = face.plain(TOPIC, replay="earliest", replay_store=store)
         assert again.collect(1) == [4]
-        again.close()
+        again.drain()
 
 
 @pytest.mark.parametrize("store", ["positions.json", object()])
@@ -419,7 +419,7 @@ def test_an_ack_after_close_stores_nothing(start: Start):
     held = face.plain(TOPIC, replay_store=store, ack="manual")
     first, second = held.batch(), held.batch()
     first.ack()
-    held.close()
+    held.drain()
     attempts = store.attempts
     store.error = OSError("the store is closed")
     second.ack()

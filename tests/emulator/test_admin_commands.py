@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -131,15 +134,45 @@ def test_clock_shows_and_advances_the_time(command, running):
     assert command("clock", "--jump", "soon")[0] == 2
 
 
-def test_no_emulator_at_the_url_is_an_error(command):
+def test_a_command_waits_for_an_emulator_that_starts(tmp_path):
+    """A command that comes before the emulator listens, as in a pasted block, says what it waits
+    for, and then does its work.
+    """
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    early = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "sfpubsub",
+            "emulator",
+            "clock",
+            "--url",
+            f"http://127.0.0.1:{port}",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert early.stderr.readline() == f"waiting for an emulator at http://127.0.0.1:{port}\n"
+    with EmulatorServer(tmp_path, http_port=port):
+        out, err = early.communicate(timeout=WAIT_S)
+    assert (early.returncode, err) == (0, "")
+    assert json.loads(out)["now"] > 0
+
+
+def test_no_emulator_at_the_url_is_an_error(command, monkeypatch):
     """If no emulator responds, the command exits with code 1, and the error names the URL."""
+    monkeypatch.setattr("sfpubsub.cli.emulator_admin._STARTING_S", 0)
     code, output = command("topics", "--url", "http://127.0.0.1:1")
     assert code == 1
     assert "no emulator answers at http://127.0.0.1:1" in output
 
 
-def test_url_with_the_grpc_port_is_rejected(command, running):
+def test_url_with_the_grpc_port_is_rejected(command, running, monkeypatch):
     """A URL with the gRPC port is an error that says to use the HTTP port."""
+    monkeypatch.setattr("sfpubsub.cli.emulator_admin._STARTING_S", 0)
     code, output = command("topics", "--url", f"http://{running.grpc_target}")
     assert code == 1
     assert "does not speak HTTP; use the emulator's http port" in output

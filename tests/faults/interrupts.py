@@ -262,7 +262,7 @@ def _one(
         if ack == "auto":
             subscription.commit()
         closing = time.monotonic()
-        subscription.close()
+        subscription.drain()
         closed = time.monotonic() - closing
     if check.committed > check.next - 1:
         check.wrong.append("more is committed than was handed out")

@@ -136,7 +136,7 @@ class Liver(threading.Thread):
             if number < 0.1:
                 subscription.abort()
             elif number < 0.2:
-                subscription.close()
+                subscription.drain()
             elif number < 0.3:
                 subscription.pause()
                 subscription.resume()

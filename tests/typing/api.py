@@ -100,7 +100,7 @@ async def async_face() -> None:
         async with client.subscribe_managed("X") as managed:
             assert_type(managed, AsyncManagedSubscription)
             assert_type(await managed.commit(timeout=5.0), CommitReceipt)
-            await managed.aclose()
+            await managed.drain()
 
 
 def rejected(client: PubSubClient) -> None:

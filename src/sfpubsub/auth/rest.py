@@ -14,7 +14,9 @@ from typing import Any
 
 from sfpubsub.auth.http import Answer, Bearer, HttpClient, Sink
 from sfpubsub.auth.refusals import scrub
+from sfpubsub.auth.retries import Retries
 from sfpubsub.auth.session import CurrentSession
+from sfpubsub.config import RestTimings
 from sfpubsub.errors import (
     PermissionDeniedError,
     QuotaExceededError,
@@ -50,6 +52,7 @@ class OrgClient:
     def __init__(self, sessions: CurrentSession, http: HttpClient) -> None:
         self._sessions = sessions
         self._http = http
+        self._retries = Retries(RestTimings())
         self._lock = threading.Lock()  # guards the two values below
         self._calls = 0
         self._answered: datetime | None = None
@@ -65,13 +68,13 @@ class OrgClient:
         return self._answered
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        """Send a GET and return the parsed JSON response, or None if it is empty.
+        """Send a GET, with retries, and return the parsed JSON response, or None if it is empty.
 
         Args:
             path: Path starting with a slash, such as ``/services/data/v60.0/tooling/query``.
             query: Query parameters.
         """
-        return _content(self.send("GET", path, query=query))
+        return self._retries.again(lambda: _content(self.send("GET", path, query=query)))
 
     def post(self, path: str, body: object) -> Any:
         """Send a POST and return the parsed JSON response, or None if it is empty."""

@@ -13,8 +13,8 @@ import click
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import StopRequest
-from sfpubsub.cli.words import counted
 from sfpubsub.errors import ConfigurationError, StreamUnavailableError
+from sfpubsub.monitoring.text import counted
 from sfpubsub.stores.file_replay_store import FileReplayStore
 from sfpubsub.streaming import StreamingClient, StreamingMessage, as_replay_id
 from sfpubsub.streaming.positions import as_number

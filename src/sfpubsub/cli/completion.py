@@ -17,36 +17,27 @@ VARIABLE = "_SFPUBSUB_COMPLETE"
 
 SHELLS = ("bash", "zsh", "fish")
 
-shell_option = click.option(
+
+@click.command()
+@click.option(
     "--shell",
     type=click.Choice(SHELLS),
     help="Shell to use.  [default: from the environment variable SHELL]",
 )
-
-
-@click.group()
-def completion() -> None:
-    """Set up Tab completion in the shell."""
-
-
-@completion.command()
-@shell_option
-def show(shell: str | None) -> None:
-    """Print the completion script."""
-    click.echo(_script(shell or _own_shell()))
-
-
-@completion.command()
-@shell_option
-def install(shell: str | None) -> None:
-    """Install the completion script for your user, and print its path.
-
-    Completion works in new shells; for zsh, first add the printed line to ~/.zshrc. Installing
-    again replaces the script.
-    """
+@click.option(
+    "--install",
+    is_flag=True,
+    help="Install the script for your user, and print its path. Completion then works in new "
+    "shells. Installing again replaces the script.",
+)
+def completion(shell: str | None, install: bool) -> None:
+    """Print the script for Tab completion in the shell, or install it."""
     shell = shell or _own_shell()
-    path = _place(shell)
     script = _script(shell)
+    if not install:
+        click.echo(script)
+        return
+    path = _place(shell)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(script + "\n", encoding="utf-8")
     click.echo(str(path))

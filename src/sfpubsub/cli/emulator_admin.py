@@ -1,21 +1,26 @@
 """``sfpubsub emulator publish`` and other subcommands that control a running emulator.
 
-The commands are thin wrappers around `RemoteEmulator`, and print JSON lines.
+The commands are thin wrappers around `RemoteEmulator`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import socket
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 import click
 
 from sfpubsub.cli.params import Topic
+from sfpubsub.cli.results import print_record, print_records
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.remote import DEFAULT_URL, RemoteEmulator
 
@@ -24,6 +29,13 @@ _BYTES = 128 * 1024
 """Limits of a publish request: its maximum number of events, and the size in bytes at which it is
 sent. The endpoint accepts twice that size.
 """
+
+_STARTING_S = 10.0
+"""How long a command waits for an emulator that may still be starting: a few times what its start
+takes on a slow machine.
+"""
+
+_POLL_S = 0.1
 
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -72,12 +84,34 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
     def run(url: str, ca_file: str | None, **options: Any) -> None:
         # Not an option, because other users of a machine can see command lines.
         token = os.environ.get("SFPUBSUB_EMULATOR_TOKEN", "")
+        _await(url)
         try:
             command(RemoteEmulator(url, token, ca_file=ca_file), **options)
         except EmulatorProblem as problem:
             raise click.ClickException(str(problem)) from problem
 
     return run
+
+
+def _await(url: str) -> None:
+    """Wait until an emulator listens at *url*, as after `sfpubsub emulator &` in the line before.
+
+    Returns in any case: the command then says what is wrong.
+    """
+    deadline = time.monotonic() + _STARTING_S
+    said = False
+    with contextlib.suppress(ValueError, OSError):  # not a URL, or a host that cannot be reached
+        place = urlsplit(url)
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection((place.hostname, place.port or 80), _STARTING_S).close()
+            except ConnectionRefusedError:
+                if not said:
+                    click.echo(f"waiting for an emulator at {url}", err=True)
+                said = True
+                time.sleep(_POLL_S)
+            else:
+                return
 
 
 @click.command()
@@ -97,27 +131,31 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
     the fields of a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this command can
     publish change events. Prints the event_id and replay_id of each event.
     """
+    where = None
     for where, events in _parts(file):
         try:
             results = emulator.publish(topic, events)
         except EmulatorProblem as problem:
             raise click.ClickException(f"{where} could not be published: {problem}") from problem
         for result in results:
-            show(result)
+            print_record(result)
+    if where is None:
+        emulator.publish(topic, [])  # so that a wrong topic is an error all the same
+        click.echo(f"no events in {file.name}", err=True)
 
 
 @click.command()
 @of_an_emulator
 def topics(emulator: RemoteEmulator) -> None:
     """List topics, with their counts of open streams and of published and delivered events."""
-    _show_named(emulator.health()["topics"])
+    print_records(_named(emulator.health()["topics"]), "no topics")
 
 
 @click.command()
 @of_an_emulator
 def subscriptions(emulator: RemoteEmulator) -> None:
     """List managed subscriptions, with their committed positions."""
-    _show_named(emulator.health()["managed_subscriptions"])
+    print_records(_named(emulator.health()["managed_subscriptions"]), "no managed subscriptions")
 
 
 class ListFirst(click.Group):
@@ -139,8 +177,8 @@ def faults() -> None:
 @of_an_emulator
 def list_faults(emulator: RemoteEmulator) -> None:
     """List the faults that were added, and how many times each has occurred."""
-    for number, fault in enumerate(emulator.faults()):
-        show({"number": number, **fault})
+    rows = ({"number": number, **fault} for number, fault in enumerate(emulator.faults()))
+    print_records(rows, "no faults were added")
 
 
 @faults.command()
@@ -154,7 +192,7 @@ def add(emulator: RemoteEmulator, kind: str, parameters: tuple[str, ...]) -> Non
     `sfpubsub emulator faults kinds` lists the other parameters of KIND, such as
     after_responses=3. Prints the fault's number.
     """
-    show({"number": emulator.add_fault(kind, **dict(map(_parameter, parameters)))})
+    print_record({"number": emulator.add_fault(kind, **dict(map(_parameter, parameters)))})
 
 
 @faults.command()
@@ -166,7 +204,7 @@ def off(emulator: RemoteEmulator, number: int) -> None:
     NUMBER is the fault's number, as printed by `add` and `list`.
     """
     emulator.switch_off_fault(number)
-    show({"number": number, **emulator.faults()[number]})
+    print_record({"number": number, **emulator.faults()[number]})
 
 
 @faults.command()
@@ -174,8 +212,11 @@ def kinds() -> None:
     """List the kinds of faults: where each can occur, its parameters, and its effect."""
     from sfpubsub.emulator.faults.kinds import KINDS
 
-    for name, kind in KINDS.items():
-        show({"kind": name, "rpcs": kind.rpcs, "parameters": kind.params, "what": kind.text})
+    rows = (
+        {"kind": name, "rpcs": kind.rpcs, "parameters": kind.params, "what": kind.text}
+        for name, kind in KINDS.items()
+    )
+    print_records(rows, "no kinds")
 
 
 @click.command()
@@ -194,17 +235,11 @@ def clock(emulator: RemoteEmulator, jump: float | None) -> None:
     """
     now = emulator.now() if jump is None else emulator.jump(jump)
     shown = datetime.datetime.fromtimestamp(now, datetime.UTC).isoformat(timespec="seconds")
-    show({"now": now, "utc": shown})
+    print_record({"now": now, "utc": shown})
 
 
-def show(value: Mapping[str, Any]) -> None:
-    """Print *value* as a JSON line."""
-    click.echo(json.dumps(value, ensure_ascii=False))
-
-
-def _show_named(rows: dict[str, dict[str, Any]]) -> None:
-    for name, row in rows.items():
-        show({"name": name, **row})
+def _named(rows: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return ({"name": name, **row} for name, row in rows.items())
 
 
 def _parts(file: TextIO) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -1,16 +1,18 @@
 """``sfpubsub emulator records``: view and change the records of an emulator.
 
-The commands are thin wrappers around the emulator's REST API, and print JSON lines.
+The commands are thin wrappers around the emulator's REST API.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import click
 
-from sfpubsub.cli.emulator_admin import ListFirst, of_an_emulator, show
+from sfpubsub.cli.emulator_admin import ListFirst, of_an_emulator
+from sfpubsub.cli.results import print_record, print_records
 from sfpubsub.emulator.remote import RemoteEmulator
 
 _REST = "/services/data/v62.0"
@@ -30,8 +32,9 @@ def records() -> None:
 @of_an_emulator
 def list_(emulator: RemoteEmulator) -> None:
     """List the org's objects."""
-    for item in emulator.call("GET", f"{_REST}/sobjects")["sobjects"]:
-        show({"name": item["name"], "label": item["label"]})
+    items = emulator.call("GET", f"{_REST}/sobjects")["sobjects"]
+    rows = ({"name": item["name"], "label": item["label"]} for item in items)
+    print_records(rows, "no objects")
 
 
 @records.command()
@@ -39,12 +42,7 @@ def list_(emulator: RemoteEmulator) -> None:
 @of_an_emulator
 def query(emulator: RemoteEmulator, soql: str) -> None:
     """Print the records of a query, such as "SELECT Id, Name FROM Account LIMIT 10"."""
-    path: str | None = f"{_REST}/query?{urlencode({'q': soql})}"
-    while path:
-        answer = emulator.call("GET", path)
-        for row in answer["records"]:
-            show(_plain(row))
-        path = answer.get("nextRecordsUrl")
+    print_records(_found(emulator, soql), "no records")
 
 
 @records.command("show")
@@ -53,7 +51,7 @@ def query(emulator: RemoteEmulator, soql: str) -> None:
 @of_an_emulator
 def show_(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
     """Print one record as a JSON line."""
-    show(_plain(emulator.call("GET", _path(object_, record_id))))
+    print_record(_plain(emulator.call("GET", _path(object_, record_id))))
 
 
 @records.command()
@@ -63,7 +61,7 @@ def show_(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
 def create(emulator: RemoteEmulator, object_: str, values: tuple[str, ...]) -> None:
     """Create a record and print its id."""
     answer = emulator.call("POST", _path(object_), _given(values))
-    show({"id": answer["id"]})
+    print_record({"id": answer["id"]})
 
 
 @records.command()
@@ -74,7 +72,7 @@ def create(emulator: RemoteEmulator, object_: str, values: tuple[str, ...]) -> N
 def update(emulator: RemoteEmulator, object_: str, record_id: str, values: tuple[str, ...]) -> None:
     """Update fields of a record, and print its id. An empty value clears a field."""
     emulator.call("PATCH", _path(object_, record_id), _given(values))
-    show({"id": record_id})
+    print_record({"id": record_id})
 
 
 @records.command()
@@ -84,7 +82,7 @@ def update(emulator: RemoteEmulator, object_: str, record_id: str, values: tuple
 def delete(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
     """Move a record to the Recycle Bin, and print its id."""
     emulator.call("DELETE", _path(object_, record_id))
-    show({"id": record_id})
+    print_record({"id": record_id})
 
 
 @records.command()
@@ -98,7 +96,7 @@ def derive(emulator: RemoteEmulator, object_: str, record_id: str, values: tuple
     As in an org, this changes SystemModstamp and publishes no event.
     """
     body = {"object": object_, "id": record_id, "values": _given(values)}
-    show(emulator.call("POST", "/admin/derive", body))
+    print_record(emulator.call("POST", "/admin/derive", body))
 
 
 @records.command()
@@ -107,7 +105,15 @@ def derive(emulator: RemoteEmulator, object_: str, record_id: str, values: tuple
 @of_an_emulator
 def archive(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
     """Archive a record of an object whose records can be archived, and print its id."""
-    show(emulator.call("POST", "/admin/archive", {"object": object_, "id": record_id}))
+    print_record(emulator.call("POST", "/admin/archive", {"object": object_, "id": record_id}))
+
+
+def _found(emulator: RemoteEmulator, soql: str) -> Iterator[dict[str, Any]]:
+    path: str | None = f"{_REST}/query?{urlencode({'q': soql})}"
+    while path:
+        answer = emulator.call("GET", path)
+        yield from map(_plain, answer["records"])
+        path = answer.get("nextRecordsUrl")
 
 
 def _path(*parts: str) -> str:

@@ -6,37 +6,40 @@ shows the usage of event allocations.
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-
 import click
 
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession
-from sfpubsub.cli.render import json_line
-from sfpubsub.cli.service import service_options
+from sfpubsub.cli.params import Topic, confirm, yes_option
+from sfpubsub.cli.results import print_record, print_records
+from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.config import Settings
 from sfpubsub.tooling import API_VERSION
 from sfpubsub.tooling.event_channels import CHANNEL_TYPES, STANDARD, EventChannels
 from sfpubsub.tooling.usage import Usages
 
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-
 
 @click.command()
+@click.argument("name", type=Topic(), required=False)
 @service_options
-def topics(**service: str | None) -> None:
-    """List the topics that you can subscribe to.
+def topics(name: str | None, **service: str | None) -> None:
+    """List the topics that you can subscribe to, or show the topic NAME.
 
     Prints a JSON line per topic: custom platform events, change events of the objects selected for
     change data capture, and channels with the names of their members. Standard platform events are
-    not listed, because an org does not report which of them it publishes. Requires the View Setup
-    and Configuration permission.
+    not listed, because an org does not report which of them it publishes. Listing requires the View
+    Setup and Configuration permission.
+
+    With NAME, the line has the topic's schema id, and whether you may publish to the topic and
+    subscribe to it, as the Pub/Sub API says.
     """
-    for topic in EventChannels(_org(service), API_VERSION).topics():
-        _print(topic)
+    if name is not None:
+        with connected_client(None, **service) as client:
+            print_record(client.get_topic(name))
+        return
+    print_records(_channels(service).topics(), "no topics")
 
 
 @click.group()
@@ -67,7 +70,7 @@ def create(name: str, channel_type: str, label: str | None, **service: str | Non
     Prints the channel as a JSON line. The suffix __chn of NAME can be omitted. The name and the
     type cannot be changed later.
     """
-    _print(_channels(service).create(name, channel_type, label=label))
+    print_record(_channels(service).create(name, channel_type, label=label))
 
 
 @channel.command()
@@ -75,7 +78,7 @@ def create(name: str, channel_type: str, label: str | None, **service: str | Non
 @service_options
 def show(name: str, **service: str | None) -> None:
     """Show a channel and its members as a JSON line. The standard channel is ChangeEvents."""
-    _print(_channels(service).show(name))
+    print_record(_channels(service).show(name))
 
 
 @channel.command()
@@ -108,7 +111,7 @@ def add(
     Prints the channel as a JSON line. For a channel of change events, ENTITY may be an object such
     as Account; adding an object to ChangeEvents turns on its change events.
     """
-    _print(
+    print_record(
         _channels(service).add(
             name, entity, filter_expression=filter_expression, enriched_fields=enriched_fields
         )
@@ -118,7 +121,7 @@ def add(
 @channel.command()
 @click.argument("name")
 @click.argument("entity")
-@_yes_option
+@yes_option
 @service_options
 def remove(name: str, entity: str, yes: bool, **service: str | None) -> None:
     """Remove the event ENTITY from a channel.
@@ -128,15 +131,13 @@ def remove(name: str, entity: str, yes: bool, **service: str | None) -> None:
     """
     channels = _channels(service)
     found = channels.show(name)
-    _confirm(
-        f"subscribers of {found.topic} will no longer receive {entity}. Remove the event?", yes
-    )
-    _print(channels.remove(name, entity))
+    confirm(f"subscribers of {found.topic} will no longer receive {entity}. Remove the event?", yes)
+    print_record(channels.remove(name, entity))
 
 
 @channel.command()
 @click.argument("name")
-@_yes_option
+@yes_option
 @service_options
 def delete(name: str, yes: bool, **service: str | None) -> None:
     """Delete a channel and its members.
@@ -147,8 +148,8 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
     channels = _channels(service)
     found = channels.show(name)
     if found.name != STANDARD:
-        _confirm(f"subscribers of {found.topic} will be disconnected. Delete the channel?", yes)
-    _print(channels.delete(name))
+        confirm(f"subscribers of {found.topic} will be disconnected. Delete the channel?", yes)
+    print_record(channels.delete(name))
 
 
 @click.command()
@@ -166,8 +167,7 @@ def usage(by_event: bool, **service: str | None) -> None:
     Enhanced Usage Metrics in the org and the View All Data permission.
     """
     usages = Usages(_org(service), API_VERSION)
-    for allocation in usages.allocations():
-        _print(allocation)
+    print_records(usages.allocations(), "no allocations")
     if not by_event:
         return
     rows = usages.by_event()
@@ -176,8 +176,7 @@ def usage(by_event: bool, **service: str | None) -> None:
             "the org does not report usage by event: turn on Enhanced Usage Metrics "
             "(PlatformEventSettings, enableEnhancedUsageMetrics)"
         )
-    for row in rows:
-        _print(row)
+    print_records(rows, "no events in the last 24 hours")
 
 
 def _channels(service: dict[str, str | None]) -> EventChannels:
@@ -188,18 +187,3 @@ def _org(service: dict[str, str | None]) -> OrgClient:
     settings = Settings.load(service)
     http = HttpClient.from_settings(settings)
     return OrgClient(CurrentSession(session_provider(settings, http)), http)
-
-
-def _print(record: object) -> None:
-    click.echo(json_line(dataclasses.asdict(record)), nl=False)  # type: ignore[call-overload]
-
-
-def _confirm(question: str, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            "this command asks for confirmation, which requires a terminal: use --yes to skip it"
-        )
-    if not click.confirm(question, err=True):
-        raise click.ClickException("not confirmed: nothing was changed")

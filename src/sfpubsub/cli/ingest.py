@@ -18,6 +18,7 @@ from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.source_watch import SourceWatch
 from sfpubsub.cli.spark_options import pairs, require_spark, spark_options, spark_settings
 from sfpubsub.cli.watching import Address, http_option, watching
+from sfpubsub.monitoring.text import counted
 from sfpubsub.spark.formats import RAW_FORMATS
 
 if TYPE_CHECKING:
@@ -219,6 +220,7 @@ def ingest(
         "window_keys": window_keys,
         "fallback": None if fallback == "stop" else fallback,
     }
+    ending = "" if max_events is None else f", until {counted(max_events, 'event')} arrived"
     settings = IngestSettings(
         **{name: value for name, value in given.items() if value is not None},
         until_caught_up=once,
@@ -269,7 +271,7 @@ def ingest(
             stop.tell(stopping)
             with job:
                 for stream in job.streams:
-                    report.say(stream.source, f"reading {stream.source} into {job.table}")
+                    report.say(stream.source, f"reading {stream.source} into {job.table}{ending}")
                 watch.follow(job.streams)
                 # Existing objects live as long as the process. Exempting them from garbage
                 # collection saves a tenth of the time.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sfpubsub.cli.live import echo
-from sfpubsub.cli.words import counted
+from sfpubsub.monitoring.text import counted
 
 if TYPE_CHECKING:
     from sfpubsub.spark.formats.destination import Destination

@@ -10,10 +10,9 @@ import click
 from sfpubsub.cli.params import Channel, ManagedName, ReadingCommand, Topic
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.status import Kind, Status, read_all
-from sfpubsub.cli.words import counted
 from sfpubsub.config.state import state_dir
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.monitoring.words import span
+from sfpubsub.monitoring.text import counted, span
 
 # Decimal places of ages in seconds. A status file is written about once a second.
 _DECIMALS = 1

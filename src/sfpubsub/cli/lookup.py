@@ -1,29 +1,19 @@
-"""``sfpubsub topic`` and ``sfpubsub schema``: show a topic or a schema."""
+"""``sfpubsub schema``: show a schema."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 
 import click
 
-from sfpubsub.cli.params import Topic, full_names
+from sfpubsub.cli.params import full_names
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.errors import SchemaNotFoundError
 
 # Suffixes of event and channel names, which schema ids do not have.
 _EVENT = re.compile(r"__e$|__chn$|ChangeEvents?$")
-
-
-@click.command()
-@click.argument("name", type=Topic())
-@service_options
-def topic(name: str, **service: str | None) -> None:
-    """Show a topic: its schema id, and whether you may publish to it and subscribe to it."""
-    with connected_client(None, **service) as client:
-        click.echo(json_line(dataclasses.asdict(client.get_topic(name))), nl=False)
 
 
 @click.command()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from sfpubsub import __version__
 from sfpubsub.cli import terminal
-from sfpubsub.cli.logs import LogFormat, set_up
+from sfpubsub.cli.logs import JsonStderr, set_up
 from sfpubsub.errors import (
     AuthenticationError,
     FilteredObjectError,
@@ -32,14 +32,23 @@ NOT_ALLOWED = 3
 POSITION_LOST = 4
 INTERRUPTED = 130
 
+# Exit codes of errors; that of others is FAILED.
+_CODES: dict[type[SfPubSubError], int] = {
+    OtherOrgError: WRONG_USE,
+    FilteredObjectError: WRONG_USE,
+    AuthenticationError: NOT_ALLOWED,
+    PermissionDeniedError: NOT_ALLOWED,
+    ReplayIdRejectedError: POSITION_LOST,
+}
+
 # Module of each command, and its line in --help.
 COMMANDS = {
     "channel": ("sfpubsub.cli.event_channels", "Administer channels of events."),
     "completion": ("sfpubsub.cli.completion", "Set up Tab completion in the shell."),
     "demo": ("sfpubsub.cli.demo", "Run an ingest job against the emulator and kill it midway."),
-    "derive": ("sfpubsub.cli.tables", "Alias of tables."),
     "doctor": ("sfpubsub.cli.doctor", "Check settings, network, session and permissions."),
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),
+    "help": ("sfpubsub.cli.help", "List the options that select the service and the sign-in."),
     "ingest": ("sfpubsub.cli.ingest", "Write events to a table with PySpark, each exactly once."),
     "lag": ("sfpubsub.cli.lag", "Show the progress of commands on this machine."),
     "maintain": ("sfpubsub.cli.maintain", "Rewrite small files of tables as large ones."),
@@ -52,8 +61,7 @@ COMMANDS = {
     "schema": ("sfpubsub.cli.lookup", "Show an Avro schema, by id or topic."),
     "subscribe": ("sfpubsub.cli.subscribe", "Print events as JSON lines."),
     "tables": ("sfpubsub.cli.tables", "Build query tables from a raw table, with PySpark."),
-    "topic": ("sfpubsub.cli.lookup", "Show a topic."),
-    "topics": ("sfpubsub.cli.event_channels", "List the topics that you can subscribe to."),
+    "topics": ("sfpubsub.cli.event_channels", "List topics, or show one."),
     "usage": (
         "sfpubsub.cli.event_channels",
         "Show how much of its event allocations the org has used.",
@@ -61,8 +69,17 @@ COMMANDS = {
 }
 
 
+# Another spelling, for the form with a name.
+_SINGULAR = {"topic": "topics"}
+
+
 class LazyGroup(click.Group):
     """Command group that imports a command's module when the command is used."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Set up logging, and run the command. Unknown commands are reported as logging wants."""
+        set_up(ctx.params["verbose"], ctx.params["log_format"])
+        return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, sorted."""
@@ -70,6 +87,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command's module and return the command; None if *cmd_name* is unknown."""
+        cmd_name = _SINGULAR.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
@@ -110,16 +128,15 @@ def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) ->
     show_default=True,
     help="Format of messages on stderr; with json, every line is a JSON object.",
 )
-def cli(verbose: int, log_format: LogFormat) -> None:
+def cli(**_logging: object) -> None:
     """Salesforce Pub/Sub API: subscribe, publish, ingest into Spark tables, and run an emulator.
 
     Commands that call the service read each setting from an option (--login-url), otherwise from
-    the environment (SFPUBSUB_LOGIN_URL), otherwise from a TOML file (--config). `sfpubsub doctor`
-    shows the settings in effect. Secrets cannot be given as options: set them in the environment
-    (SFPUBSUB_ACCESS_TOKEN, SFPUBSUB_CLIENT_SECRET, SFPUBSUB_PASSWORD, SFPUBSUB_REFRESH_TOKEN) or in
-    the file.
+    the environment (SFPUBSUB_LOGIN_URL), otherwise from a TOML file (--config); `sfpubsub help
+    connection` lists these options. `sfpubsub doctor` shows the settings in effect. Secrets cannot
+    be given as options: set them in the environment (SFPUBSUB_ACCESS_TOKEN, SFPUBSUB_CLIENT_SECRET,
+    SFPUBSUB_PASSWORD, SFPUBSUB_REFRESH_TOKEN) or in the file.
     """
-    set_up(verbose, log_format)
 
 
 def main() -> NoReturn:
@@ -142,14 +159,17 @@ def run(args: list[str] | None = None) -> int:
     try:
         code = cli.main(args, prog_name="sfpubsub", standalone_mode=False)
     except click.UsageError as error:
+        text = error.format_message()
         if type(error).__name__ == "NoArgsIsHelpError":  # in click 8.2 and later
-            click.echo(error.format_message(), err=True)
-            return error.exit_code
+            if not isinstance(sys.stderr, JsonStderr):
+                click.echo(text, err=True)
+                return error.exit_code
+            text = "a command is missing"
         command = error.ctx.command_path if error.ctx else "sfpubsub"
-        click.echo(f"error: {error.format_message()} (see '{command} --help')", err=True)
+        click.echo(f"error: {_one_line(text)} (see '{command} --help')", err=True)
         return error.exit_code
     except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
+        click.echo(f"error: {_one_line(error.format_message())}", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -169,14 +189,8 @@ def run(args: list[str] | None = None) -> int:
 
 def exit_code(error: SfPubSubError) -> int:
     """Return the exit code for an error."""
-    if isinstance(error, (OtherOrgError, FilteredObjectError)):
-        return WRONG_USE
-    if isinstance(error, (AuthenticationError, PermissionDeniedError)):
-        return NOT_ALLOWED
-    if isinstance(error, ReplayIdRejectedError):
-        return POSITION_LOST
-    return FAILED
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), FAILED)
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())

@@ -6,14 +6,12 @@ subscribe briefly, without acking events.
 
 from __future__ import annotations
 
-import dataclasses
-import sys
 import time
 
 import click
 
-from sfpubsub.cli.params import Topic
-from sfpubsub.cli.render import json_line
+from sfpubsub.cli.params import Topic, confirm, yes_option
+from sfpubsub.cli.results import print_record, print_records
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.errors import (
@@ -44,7 +42,6 @@ _wait_option = click.option(
     help="Wait until the service accepts the subscription. The command checks this by subscribing "
     "briefly.  [default: wait]",
 )
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group()
@@ -64,8 +61,7 @@ def list_(**service: str | None) -> None:
     Prints a JSON line per subscription.
     """
     tooling = Tooling.from_env(service)
-    for record in tooling.list():
-        _show(record)
+    print_records(tooling.list(), "no managed subscriptions")
 
 
 @managed.command()
@@ -78,7 +74,7 @@ def show(name_or_id: str, **service: str | None) -> None:
     lag` shows the position on the machine that reads the subscription.
     """
     tooling = Tooling.from_env(service)
-    _show(tooling.show(name_or_id))
+    print_record(tooling.show(name_or_id))
 
 
 @managed.command()
@@ -134,7 +130,7 @@ def create(
         default_replay=default_replay,
         error_recovery_replay=error_recovery_replay,
     )
-    _show(record)
+    print_record(record)
     if default_replay == "LATEST":
         _say("with LATEST, a crash before the first confirmed commit loses events")
     else:
@@ -186,7 +182,7 @@ def update(
         default_replay=default_replay,
         error_recovery_replay=error_recovery_replay,
     )
-    _show(record)
+    print_record(record)
 
 
 @managed.command()
@@ -201,14 +197,14 @@ def start(name_or_id: str, wait: bool, **service: str | None) -> None:
     """
     tooling = Tooling.from_env(service)
     record = tooling.start(name_or_id)
-    _show(record)
+    print_record(record)
     if wait:
         _wait_until_served(record, tooling, service)
 
 
 @managed.command()
 @click.argument("name_or_id")
-@_yes_option
+@yes_option
 @service_options
 def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
     """Stop a managed subscription and delete its committed position.
@@ -218,9 +214,9 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)
-    _confirm(f"{_forgets(record)}. Stop the subscription?", yes)
+    confirm(f"{_forgets(record)}. Stop the subscription?", yes)
     record = tooling.stop(record.id)
-    _show(record)
+    print_record(record)
     _say(
         "the client that reads the subscription receives an error within minutes; the committed "
         "position is deleted"
@@ -229,7 +225,7 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
 
 @managed.command()
 @click.argument("name_or_id")
-@_yes_option
+@yes_option
 @service_options
 def delete(name_or_id: str, yes: bool, **service: str | None) -> None:
     """Delete a managed subscription and its committed position.
@@ -239,20 +235,16 @@ def delete(name_or_id: str, yes: bool, **service: str | None) -> None:
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)
-    _confirm(
+    confirm(
         f"this also deletes the committed position of {_what(record)}. Delete the subscription?",
         yes,
     )
     record = tooling.delete(record.id)
-    _show(record)
+    print_record(record)
     _say(
         f"do not reuse the name {record.developer_name} soon: for several minutes the service may "
         f"still associate it with the old record"
     )
-
-
-def _show(record: ManagedEventSubscription) -> None:
-    click.echo(json_line(dataclasses.asdict(record)), nl=False)
 
 
 def _say(text: str) -> None:
@@ -274,18 +266,6 @@ def _forgets(record: ManagedEventSubscription) -> str:
         f"subscription begins "
         f"{begins}"
     )
-
-
-def _confirm(question: str, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            "deleting a position requires confirmation in a terminal: use --yes to skip the "
-            "confirmation"
-        )
-    if not click.confirm(question, err=True):
-        raise click.ClickException("not confirmed: nothing was changed")
 
 
 # Waiting for the Pub/Sub API.

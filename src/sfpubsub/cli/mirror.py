@@ -20,11 +20,10 @@ from sfpubsub.cli.source_watch import SourceWatch
 from sfpubsub.cli.spark_options import require_spark, spark_options, spark_settings
 from sfpubsub.cli.step_watch import StepWatch
 from sfpubsub.cli.watching import Address, http_option, watching
-from sfpubsub.cli.words import counted
 from sfpubsub.monitoring.metrics import Metric
 from sfpubsub.monitoring.monitor import OUR
 from sfpubsub.monitoring.registry import Sample
-from sfpubsub.monitoring.words import span
+from sfpubsub.monitoring.text import counted, span
 from sfpubsub.spark.ingest.members import ALL_CHANGES
 from sfpubsub.spark.ingest.settings import DEFAULT_BATCH_SECONDS
 from sfpubsub.spark.mirror.settings import DEFAULT_BULK_FROM, DEFAULT_PIECE_ROWS

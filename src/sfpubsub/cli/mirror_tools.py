@@ -19,8 +19,8 @@ from sfpubsub.cli.params import Seconds, TableLocation
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.spark_options import require_spark, spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
-from sfpubsub.cli.words import counted
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.monitoring.text import counted
 from sfpubsub.spark.formats import TARGET_FORMATS
 from sfpubsub.spark.mirror.settings import DEFAULT_MARGIN
 

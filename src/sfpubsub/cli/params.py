@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import Any
 
 import click
@@ -16,6 +17,30 @@ _CHANNELS = ("/topic/", "/u/")
 
 # Units of a duration, in seconds.
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+
+
+def confirm(consequence: str, yes: bool) -> None:
+    """Ask whether to go on with what cannot be undone.
+
+    Args:
+        consequence: What will be lost, and the question.
+        yes: Whether --yes was given, which answers the question.
+
+    Raises:
+        UsageError: There is no terminal to ask on.
+        ClickException: The answer was no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "this command asks for confirmation in a terminal: use --yes to skip the question"
+        )
+    if not click.confirm(consequence, err=True):
+        raise click.ClickException("not confirmed: nothing was changed")
 
 
 class Seconds(click.FloatRange):

@@ -15,14 +15,15 @@ from typing import Any, Self, TextIO, TypeVar
 
 import click
 
+from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.params import Seconds, Topic
 from sfpubsub.cli.publish_progress import PublishProgress
 from sfpubsub.cli.render import publish_line
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
-from sfpubsub.cli.words import counted
 from sfpubsub.client.publisher import Publisher
 from sfpubsub.client.publishing import DEFAULT_TIMEOUT
 from sfpubsub.errors import ConfigurationError, EncodeError, PublishError
+from sfpubsub.monitoring.text import counted
 from sfpubsub.types import PublishResult
 
 logger = logging.getLogger("sfpubsub.cli")
@@ -30,8 +31,6 @@ logger = logging.getLogger("sfpubsub.cli")
 # Key of an input line's object that holds the event's id and headers. It cannot clash with a field,
 # because field names begin with a letter.
 ABOUT = "_event"
-
-INTERRUPTED = 130
 
 # Maximum number of results that wait to be printed: those of a few requests, so that a slow reader
 # of stdout pauses publishing instead of filling memory.
@@ -147,14 +146,19 @@ def publish(
             timeout=timeout,
             created_by=created_by,
         )
-        failed = _publish(publisher, _until(stop, file, Pace(rate) if rate else None))
-    if failed:
-        raise PublishError(f"{topic}: {counted(failed, 'event')} failed; see the printed results")
+        printer = _publish(publisher, _until(stop, file, Pace(rate) if rate else None))
+        if not printer.printed:
+            client.get_topic(topic)  # so that a wrong topic is an error all the same
+            click.echo(f"no events in {file.name}", err=True)
+    if printer.failed:
+        raise PublishError(
+            f"{topic}: {counted(printer.failed, 'event')} failed; see the printed results"
+        )
     return INTERRUPTED if stop.interrupted else None
 
 
-def _publish(publisher: Publisher, lines: Iterator[tuple[str, str]]) -> int:
-    """Publish every line, print results in the same order, and return the number of failures."""
+def _publish(publisher: Publisher, lines: Iterator[tuple[str, str]]) -> Printer:
+    """Publish every line, print results in the same order, and return what has printed them."""
     # A second Ctrl-C stops the publisher immediately; events without a result are printed as well.
     with Printer(PublishProgress(sys.stderr, publisher)) as printer, publisher:
         try:
@@ -163,7 +167,7 @@ def _publish(publisher: Publisher, lines: Iterator[tuple[str, str]]) -> int:
             _flush(publisher)  # the lines before the error are still published
             raise
         _flush(publisher)
-    return printer.failed
+    return printer
 
 
 def _send(publisher: Publisher, lines: Iterator[tuple[str, str]], printer: Printer) -> None:
@@ -185,7 +189,7 @@ class Printer:
     """
 
     def __init__(self, progress: PublishProgress) -> None:
-        self.failed = 0
+        self.failed = self.printed = 0  # events
         self._progress = progress
         self._receipts: queue.Queue[Future[PublishResult] | None] = queue.Queue(MAX_UNPRINTED)
         self._broken: Exception | None = None
@@ -224,6 +228,7 @@ class Printer:
         self._progress.end()
 
     def _print(self, result: PublishResult) -> None:
+        self.printed += 1
         self.failed += not result.ok
         try:
             click.echo(publish_line(result), nl=False)

@@ -6,7 +6,6 @@ channel.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import click
@@ -15,10 +14,11 @@ from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession
-from sfpubsub.cli.render import json_line
+from sfpubsub.cli.params import confirm, yes_option
+from sfpubsub.cli.results import print_record, print_records
 from sfpubsub.cli.service import service_options
 from sfpubsub.config import Settings
-from sfpubsub.streaming import PushTopic, PushTopics
+from sfpubsub.streaming import PushTopics
 from sfpubsub.tooling.pushtopics import GenericChannels
 
 _OPERATIONS = ("create", "update", "delete", "undelete")
@@ -60,15 +60,14 @@ def create(
     made = topics.create(
         name, query, operations=operations or _OPERATIONS, notify_for_fields=notify_for_fields
     )
-    _show(made)
+    print_record(made)
 
 
 @pushtopic.command("list")
 @service_options
 def list_(**service: str | None) -> None:
     """List the org's PushTopics, one JSON line each."""
-    for topic in _objects(service)[0].list():
-        _show(topic)
+    print_records(_objects(service)[0].list(), "no PushTopics")
 
 
 @pushtopic.command()
@@ -76,24 +75,22 @@ def list_(**service: str | None) -> None:
 @service_options
 def show(name: str, **service: str | None) -> None:
     """Show one PushTopic as a JSON line."""
-    _show(_objects(service)[0].show(name))
+    print_record(_objects(service)[0].show(name))
 
 
 @pushtopic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @service_options
 def delete(name: str, yes: bool, **service: str | None) -> None:
     """Delete a PushTopic, and print it as a JSON line. Its subscribers no longer receive events."""
     topics, _ = _objects(service)
-    if not yes:
-        click.confirm(
-            f"subscribers of /topic/{topics.show(name).name} will no longer receive "
-            f"events. Delete the PushTopic?",
-            abort=True,
-            err=True,
-        )
-    _show(topics.delete(name))
+    confirm(
+        f"subscribers of /topic/{topics.show(name).name} will no longer receive events. Delete the "
+        f"PushTopic?",
+        yes,
+    )
+    print_record(topics.delete(name))
 
 
 @click.command()
@@ -116,7 +113,7 @@ def push(
     """
     text = sys.stdin.read() if payload is None else payload
     count = _objects(service)[1].push(channel, text, user_ids)
-    sys.stdout.write(json_line({"channel": channel, "fanout_count": count}))
+    print_record({"channel": channel, "fanout_count": count})
 
 
 def _objects(service: dict[str, str | None]) -> tuple[PushTopics, GenericChannels]:
@@ -125,7 +122,3 @@ def _objects(service: dict[str, str | None]) -> tuple[PushTopics, GenericChannel
     org = OrgClient(sessions, HttpClient.from_settings(settings))
     version = settings.streaming_api_version
     return PushTopics(org, version), GenericChannels(org, version)
-
-
-def _show(topic: PushTopic) -> None:
-    sys.stdout.write(json_line(dataclasses.asdict(topic)))

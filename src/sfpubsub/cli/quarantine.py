@@ -17,7 +17,7 @@ import click
 from sfpubsub.cli.params import TableLocation
 from sfpubsub.cli.redrive import Decoder, Lines, Sink, Table, source_of
 from sfpubsub.cli.redrive import redrive as run_redrive
-from sfpubsub.cli.render import json_line
+from sfpubsub.cli.results import print_record, print_records
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.errors import ConfigurationError, SchemaNotFoundError
@@ -60,17 +60,11 @@ def quarantine() -> None:
 def list_(directory: Path, all_: bool) -> None:
     """Print a JSON line per event that has not been redriven, in order of arrival."""
     kept = _quarantine_at(directory)
-    shown = left_out = 0
-    for entry in kept.entries():
-        redriven = kept.is_redriven(entry.key)
-        if all_ or not redriven:
-            click.echo(json_line({**_head(entry), "redriven": redriven}), nl=False)
-            shown += 1
-        else:
-            left_out += 1
-    if not shown:  # without output, the directory might seem to be wrong
-        more = f", except {left_out} already redriven (use --all to list them)" if left_out else ""
-        click.echo(f"no events in {directory}{more}", err=True)
+    rows = ({**_head(entry), "redriven": kept.is_redriven(entry.key)} for entry in kept.entries())
+    print_records(
+        (row for row in rows if all_ or not row["redriven"]),
+        f"no events in {directory}" + ("" if all_ else " (--all also lists redriven ones)"),
+    )
 
 
 @quarantine.command()
@@ -89,7 +83,7 @@ def show(directory: Path, key: str) -> None:
         "schema": _json_or_text(entry.schema_json),
         "traceback": entry.traceback or None,
     }
-    click.echo(json_line(document), nl=False)
+    print_record(document)
 
 
 @quarantine.command()

@@ -30,7 +30,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 # Settings that can be set on the command line, with placeholder and help text. Secrets are
 # excluded, because other users of a machine can see command lines.
 OPTIONS: dict[str, tuple[str, str]] = {
-    "config": ("FILE", "TOML file with settings."),
+    "config": (
+        "FILE",
+        "TOML file with settings; for the other connection options: `sfpubsub help connection`.",
+    ),
     "profile": ("NAME", "Use the table [profile.NAME] of the settings file."),
     "endpoint": ("HOST:PORT", f"Address of the service.  [default: {DEFAULT_ENDPOINT}]"),
     "insecure": ("1|force", "Use plaintext: 1 to loopback only, force to any host."),
@@ -73,8 +76,22 @@ def _no_password(
     return proxy
 
 
+class _Unlisted(click.Option):
+    """An option that --help leaves out, because `sfpubsub help connection` explains it."""
+
+    def get_help_record(self, ctx: click.Context) -> None:
+        """Return None, so that --help has no line for the option."""
+
+
+def connection_options() -> list[tuple[str, str]]:
+    """Return the spelling and the help text of each option that `service_options` adds."""
+    return [
+        (f"--{name.replace('_', '-')} {metavar}", text) for name, (metavar, text) in OPTIONS.items()
+    ]
+
+
 def service_options(command: Command) -> Command:
-    """Add the options that select the service and the way to sign in.
+    """Add the options that select the service and the way to sign in. --help lists only --config.
 
     The command receives them as ``**service``, and passes them to `connected_client` or
     `Settings.load`.
@@ -83,8 +100,9 @@ def service_options(command: Command) -> Command:
         spelled = f"--{name.replace('_', '-')}"
         choice = click.Choice(CHOICES[name]) if name in CHOICES else None
         check = _no_password if name == "proxy" else None
+        kind = click.Option if name == "config" else _Unlisted
         option = click.option(
-            spelled, name, metavar=metavar, type=choice, help=text, callback=check
+            spelled, name, cls=kind, metavar=metavar, type=choice, help=text, callback=check
         )
         command = option(command)
     return command

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from sfpubsub.cli.words import counted
 from sfpubsub.monitoring.history import Series
 from sfpubsub.monitoring.metrics import Metric
 from sfpubsub.monitoring.monitor import OUR, Monitor
 from sfpubsub.monitoring.registry import Sample
+from sfpubsub.monitoring.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

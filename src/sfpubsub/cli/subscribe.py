@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import click
 
 from sfpubsub.cli.main import INTERRUPTED
-from sfpubsub.cli.output import Output
 from sfpubsub.cli.params import ManagedName, ReadingCommand, Seconds, Topic
+from sfpubsub.cli.pipe import Output
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.cli.tracing import TracedSubscription
 from sfpubsub.cli.waiting import Waiting
 from sfpubsub.cli.watching import Address, http_option, is_traced, watching
-from sfpubsub.cli.words import counted
 from sfpubsub.config import Settings
+from sfpubsub.monitoring.text import counted
 from sfpubsub.types import start_position
 
 if TYPE_CHECKING:  # these are imported where they are used, so that --help is fast

@@ -6,9 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from sfpubsub.cli.words import counted
 from sfpubsub.monitoring.observation import Facts
-from sfpubsub.monitoring.words import span
+from sfpubsub.monitoring.text import counted, span
 
 # Seconds over which the rate is averaged: long enough to be steady, short enough to be current.
 _RATE_OVER = 10.0

@@ -1,4 +1,4 @@
-"""``sfpubsub tables`` and ``sfpubsub derive``: build query tables from a raw table.
+"""``sfpubsub tables``: build query tables from a raw table.
 
 This module parses options, starts the engine and prints messages. It needs neither the service nor
 credentials.
@@ -7,7 +7,6 @@ credentials.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -16,13 +15,13 @@ import click
 
 from sfpubsub.cli.live import echo
 from sfpubsub.cli.main import FAILED, INTERRUPTED
-from sfpubsub.cli.params import TableLocation
+from sfpubsub.cli.params import TableLocation, confirm
 from sfpubsub.cli.service import StopRequest
 from sfpubsub.cli.spark_options import require_spark, spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.step_watch import StepWatch
 from sfpubsub.cli.watching import Address, http_option, watching
-from sfpubsub.cli.words import counted
+from sfpubsub.monitoring.text import counted
 from sfpubsub.spark.formats import RAW_FORMATS, TARGET_FORMATS
 
 if TYPE_CHECKING:
@@ -123,7 +122,12 @@ def tables(
     check_raw_table(Destination.parse(raw, source_format))
     Destination.of_tables(target, format_)
     if what == "rebuild":
-        _confirm(raw, target, yes=yes)
+        confirm(
+            f"this empties the tables in {target}, and builds them again from the rows that {raw} "
+            f"still has (the tables of a mirror are marked instead, and all their objects are read "
+            f"again). Rebuild them?",
+            yes,
+        )
     stop = StopRequest()
     stopping = threading.Event()
     watch = StepWatch()
@@ -175,23 +179,6 @@ def tables(
         click.get_current_context().exit(FAILED)
 
 
-def _confirm(raw: str, target: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            "emptying tables requires confirmation in a terminal: use --yes to skip the "
-            "confirmation"
-        )
-    question = (
-        f"this empties the tables in {target}, and builds them again from the rows that {raw} "
-        f"still has (the tables of a mirror are marked instead, and all their objects are read "
-        f"again)"
-    )
-    if not click.confirm(question, err=True):
-        raise click.ClickException("not confirmed: nothing was changed")
-
-
 def _record(raw: str, target: str, total: StepReport) -> dict[str, object]:
     return {
         "from": raw,
@@ -217,7 +204,3 @@ def _explain_undecodable(total: StepReport, target: str) -> None:
         f"table _undecodable",
         err=True,
     )
-
-
-# Alias that remains from when the command built only typed tables.
-derive = tables

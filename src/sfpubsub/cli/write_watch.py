@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sfpubsub.cli.words import counted
 from sfpubsub.monitoring.metrics import Metric
 from sfpubsub.monitoring.monitor import Monitor
 from sfpubsub.monitoring.registry import Sample
 from sfpubsub.monitoring.sources import source_labels
+from sfpubsub.monitoring.text import counted
 
 if TYPE_CHECKING:
     from sfpubsub.spark.ingest.job import IngestJob

@@ -218,13 +218,17 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
                 await _outcome(store.set(self.name, position))
                 self._delivery.stored(position)
 
-    # Draining and closing.
+    # Draining.
 
     async def drain(self) -> None:
         """Shut down cleanly; see `Subscription.drain`.
 
         Cancelling the call stops only the waiting. To stop the draining, use `abort`.
         """
+        with self._raised_once():
+            await self._drain()
+
+    async def _drain(self) -> None:
         delivery, runner = self._delivery, self._runner
         if runner is not None:
             self._stop_run(runner)
@@ -250,11 +254,6 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
         else:
             self._delivery.store_position(last=True)
 
-    async def aclose(self) -> None:
-        """Drain, as leaving the ``async with`` block does; see `Subscription.close`."""
-        with self._raised_once():
-            await self.drain()
-
     async def join(self, timeout: float) -> None:
         """Wait up to *timeout* seconds for the threads of an ended subscription to exit."""
         await in_thread("sfpubsub-aio-join", lambda: self._delivery.driver.join(timeout))
@@ -268,7 +267,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
     ) -> None:
         try:
             with self._leaving(exc):
-                await self.aclose()
+                await self.drain()
         except asyncio.CancelledError:
             self.abort()
             raise

@@ -72,7 +72,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @property
     def closed(self) -> bool:
-        """Whether the subscription has ended: drained, closed, aborted or failed."""
+        """Whether the subscription has ended: drained, aborted or failed."""
         return self._delivery.driver.over
 
     @property
@@ -123,7 +123,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         An event is acked once the handler has returned or the event is in the quarantine,
         regardless of ``ack``. Calling `stop` from any thread or signal handler ends the run
         cleanly: running handlers finish, and their events are acked and committed. The same applies
-        to Ctrl-C, and to `drain` or `close` from another thread; a second Ctrl-C aborts.
+        to Ctrl-C, and to `drain` from another thread; a second Ctrl-C aborts.
 
         With asyncio, `run` must be awaited, the handler is a coroutine function, and each call is a
         task. Cancelling the run ends it like Ctrl-C; a second cancellation cancels the handlers and

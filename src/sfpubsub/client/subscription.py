@@ -38,7 +38,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
 
     Only one thread may iterate; `ack` of events and batches and all other methods are thread-safe.
     Leaving the ``with`` block drains the subscription. A subscription that becomes unreferenced
-    without having been drained, closed or aborted is aborted with a warning.
+    without having been drained or aborted is aborted with a warning.
     """
 
     def __init__(self, delivery: Delivery) -> None:
@@ -60,7 +60,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
 
         Raises:
             StreamUnavailableError: The service has not answered in time; the message says why.
-            SubscriptionClosedError: The subscription was stopped, drained, closed or aborted.
+            SubscriptionClosedError: The subscription was stopped, drained or aborted.
             SfPubSubError: The subscription failed.
         """
         self._delivery.driver.wait_open(timeout)
@@ -90,7 +90,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
 
         Raises:
             WriteError: The quarantine could not be written; the next call retries.
-            SubscriptionClosedError: The subscription was stopped, drained, closed or aborted.
+            SubscriptionClosedError: The subscription was stopped, drained or aborted.
             SfPubSubError: The subscription failed. A plain subscription first delivers the events
                 that it has received. A managed subscription does not, because they will be
                 redelivered.
@@ -148,19 +148,24 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
             else:
                 delivery.carry_out(turn)
 
-    # Draining and closing.
+    # Draining.
 
     def drain(self) -> None:
         """Shut down cleanly: stop deliveries, and wait until all acked events are committed.
 
         Unacked events will be redelivered. If another thread is in `run`, the run is stopped, and
-        this call waits for its handlers to finish.
+        this call waits for its handlers to finish. Leaving the ``with`` block drains, too. Can be
+        called repeatedly.
 
         Raises:
             CommitError: Acked events could not be committed and will be redelivered.
             LocalProtocolError: The caller is a handler of `run`.
-            SfPubSubError: The subscription has failed.
+            SfPubSubError: The subscription has failed, and the error was not raised yet.
         """
+        with self._raised_once():
+            self._drain()
+
+    def _drain(self) -> None:
         delivery, runner = self._delivery, self._runner
         if runner is not None:
             self._stop_run(runner)
@@ -180,15 +185,6 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
             finally:
                 delivery.release()
 
-    def close(self) -> None:
-        """Drain, as leaving the ``with`` block does. Can be called repeatedly.
-
-        Raises:
-            SfPubSubError: As for `drain`; an error that was already raised is not raised again.
-        """
-        with self._raised_once():
-            self.drain()
-
     def join(self, timeout: float) -> None:
         """Wait up to *timeout* seconds for the threads of an ended subscription to exit."""
         self._delivery.driver.join(timeout)
@@ -200,7 +196,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         with self._leaving(exc):
-            self.close()
+            self.drain()
 
 
 class ManagedSubscription(Subscription):

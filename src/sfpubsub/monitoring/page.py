@@ -17,7 +17,7 @@ from sfpubsub.monitoring.objects import ObjectState
 from sfpubsub.monitoring.observation import Facts
 from sfpubsub.monitoring.plot import Window, number, plot
 from sfpubsub.monitoring.registry import Histogram
-from sfpubsub.monitoring.words import span
+from sfpubsub.monitoring.text import span
 
 # Seconds after which the browser reloads the page.
 REFRESH = 10

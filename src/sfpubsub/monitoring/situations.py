@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, get_args
 from sfpubsub.config import Timings
 from sfpubsub.monitoring.objects import ObjectState
 from sfpubsub.monitoring.observation import Facts
-from sfpubsub.monitoring.words import span
+from sfpubsub.monitoring.text import span
 
 Situation: TypeAlias = Literal[
     "silent", "stuck", "retention", "schema", "failed", "behind", "waiting"

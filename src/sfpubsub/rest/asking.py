@@ -5,8 +5,6 @@ Retries are bounded, and only requests that are safe to repeat are retried.
 
 from __future__ import annotations
 
-import logging
-import random
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -16,16 +14,10 @@ from typing import Any
 
 from sfpubsub.auth.http import Answer, HttpClient, Sink
 from sfpubsub.auth.rest import OrgClient
+from sfpubsub.auth.retries import Retries
 from sfpubsub.auth.session import CurrentSession
 from sfpubsub.config import RestTimings
-from sfpubsub.errors import (
-    ConfigurationError,
-    LocalProtocolError,
-    SfPubSubError,
-    StreamUnavailableError,
-)
-
-logger = logging.getLogger("sfpubsub.rest")
+from sfpubsub.errors import ConfigurationError, LocalProtocolError
 
 # Largest JSON response, in bytes: 2,000 records with a long text (131,072 characters) each. The
 # limit protects against endless responses; the service keeps the pages of a query well below it.
@@ -54,6 +46,7 @@ class Asker:
 
     Attributes:
         data: URL path of the API version, such as ``/services/data/v60.0/``.
+        retries: Repeats requests; `Retries.sleep` pauses.
 
     Raises:
         ConfigurationError: *api_version* is not valid, or too old.
@@ -74,7 +67,7 @@ class Asker:
             )
         self.data: str = f"/services/data/v{api_version}/"
         self.timings = timings
-        self.sleep = sleep
+        self.retries = Retries(timings, sleep)
         self._org = OrgClient(sessions, http.bounded(timings.request, MAX_JSON))
         self._bulk = OrgClient(sessions, http.bounded(timings.download, MAX_PAGE))
 
@@ -102,7 +95,7 @@ class Asker:
             # retried.
             return _exact(self._org.send("GET", path, query=query, headers=headers))
 
-        return self.again(ask)
+        return self.retries.again(ask)
 
     def post(self, path: str, body: object, *, repeat: bool) -> Any:
         """Send a POST and return the parsed JSON with exact decimals.
@@ -116,7 +109,7 @@ class Asker:
         def ask() -> Any:
             return _exact(self._org.send("POST", path, body=body))
 
-        return self.again(ask) if repeat else ask()
+        return self.retries.again(ask) if repeat else ask()
 
     def patch(self, path: str, body: object) -> Any:
         """Send a PATCH, without retries, and return the parsed response."""
@@ -124,7 +117,7 @@ class Asker:
 
     def delete(self, path: str) -> None:
         """Send a DELETE, with retries."""
-        self.again(lambda: self._org.send("DELETE", path))
+        self.retries.again(lambda: self._org.send("DELETE", path))
 
     def download(self, path: str, query: Mapping[str, str], sink: Sink) -> Answer:
         """Download the CSV at *path*, and pass it to *sink*.
@@ -133,43 +126,6 @@ class Asker:
         received.
         """
         return self._bulk.send("GET", path, query=query, headers={"Accept": "text/csv"}, sink=sink)
-
-    def again(self, ask: Callable[[], Any]) -> Any:
-        """Return the result of *ask*, retrying it on transient errors.
-
-        Raises:
-            SfPubSubError: The error of the last attempt. There is no further attempt if the error
-                is not transient, if the service asks for a delay longer than
-                `RestTimings.backoff_max`, or after `RestTimings.attempts` attempts.
-        """
-        most = self.timings.attempts
-        for attempt in range(1, most + 1):
-            try:
-                return ask()
-            except SfPubSubError as error:
-                delay = self._delay(error, attempt)
-                if not error.retryable or attempt == most or delay is None:
-                    raise
-                logger.info(
-                    "attempt %d of %d starts in %.1f s; the last failure: %s",
-                    attempt + 1,
-                    most,
-                    delay,
-                    error,
-                )
-            self.sleep(delay)
-        raise AssertionError("bug in sfpubsub: the last attempt neither returned nor raised")
-
-    def _delay(self, error: SfPubSubError, attempt: int) -> float | None:
-        """Return the delay before a retry, in seconds.
-
-        Return None if the service asks for a longer delay than `RestTimings.backoff_max`.
-        """
-        longest = self.timings.backoff_max
-        if isinstance(error, StreamUnavailableError) and error.retry_after is not None:
-            return error.retry_after if error.retry_after <= longest else None
-        ceiling = min(longest, self.timings.backoff_initial * 2.0 ** (attempt - 1))
-        return random.random() * ceiling  # noqa: S311  # spreads clients that failed together
 
 
 def _exact(answer: Answer) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,3 +146,12 @@ def _related(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _identity(*rows: Mapping[str, Any]) -> str:
     parts = [[row.get("Id"), row.get("SystemModstamp")] for row in rows]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+
+def missing_rights(objects: Sequence[str]) -> str:
+    """Return the message about objects of which the user may not see every record."""
+    return (
+        f"the user may not be able to see every record of {', '.join(objects)}, and hidden records "
+        f"cannot be told from deleted ones: grant the user View All for these objects in a "
+        f"permission set, or View All Data"
+    )

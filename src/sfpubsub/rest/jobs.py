@@ -139,7 +139,7 @@ class QueryJobs:
                 )
             if progress is not None:
                 progress(job)
-            self._asker.sleep(delay)
+            self._asker.retries.sleep(delay)
 
     def results(
         self,

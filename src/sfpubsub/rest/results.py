@@ -113,7 +113,7 @@ def fetch(
         file.flush()
         return _page(answer, sink.counter, tuple(columns), file)
 
-    page: ResultPage = asker.again(attempt)
+    page: ResultPage = asker.retries.again(attempt)
     return page
 
 

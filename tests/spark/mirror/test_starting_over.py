@@ -55,7 +55,7 @@ def test_a_mirror_whose_newest_plan_was_lost_starts_over(
     command = ["tables", "rebuild", f"--from={raw.path}", f"--to={raw.typed}"]
     command.append(f"--format={TABLE_FORMAT}")
     assert run(command) == 2
-    assert "requires confirmation in a terminal: use --yes" in capsys.readouterr().err
+    assert "asks for confirmation in a terminal: use --yes" in capsys.readouterr().err
     assert raw.read(QUEUE_NAME).count() == 0
     assert run([*command, "--yes"]) == 0
     printed = capsys.readouterr()

@@ -443,7 +443,7 @@ def test_a_killed_job_is_resumed(raw):
     for good in (30, 20, 10):
         raw.write((ORDER, good, 1), (ACCOUNT, good, 0))
     job = subprocess.Popen(
-        [sys.executable, "-m", "sfpubsub", "derive", *options(raw)],
+        [sys.executable, "-m", "sfpubsub", "tables", *options(raw)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -506,7 +506,7 @@ def test_the_command_reports_what_it_did(command, raw, capsys):
     assert command() == 0
     assert json.loads(capsys.readouterr().out)["batches"] == 0
     assert command("rebuild") == 2
-    assert "requires confirmation in a terminal: use --yes" in capsys.readouterr().err
+    assert "asks for confirmation in a terminal: use --yes" in capsys.readouterr().err
     raw.check()
     assert command("rebuild", "--yes") == 0
     assert json.loads(capsys.readouterr().out)["batches"] == 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sfpubsub.errors import ConfigurationError, PermissionDeniedError, RequestRefusedError
 from sfpubsub.rest import Grant, OrgReader
-from sfpubsub.spark.mirror.rights_watch import missing_rights
+from sfpubsub.rest.grants import missing_rights
 
 _log = logging.getLogger("sfpubsub.spark")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from sfpubsub.errors import PermissionDeniedError
-from sfpubsub.rest.grants import CHECK_EVERY, Finding, Grant, Held, checked
+from sfpubsub.rest.grants import CHECK_EVERY, Finding, Grant, Held, checked, missing_rights
 from sfpubsub.spark.mirror import actions as do
 from sfpubsub.spark.mirror.actions import Decision
 from sfpubsub.spark.mirror.deadlines import Deadlines
@@ -173,15 +173,6 @@ class RightsWatch:
     def _wait(self, name: str, text: str) -> Decision[None]:
         if self._waiting.begin(name, Why.RIGHTS, text):
             yield do.Say(text)
-
-
-def missing_rights(objects: Sequence[str]) -> str:
-    """Return the message about objects of which the user may not see every record."""
-    return (
-        f"the user may not be able to see every record of {', '.join(objects)}, and hidden records "
-        f"cannot be told from deleted ones: grant the user View All for these objects in a "
-        f"permission set, or View All Data"
-    )
 
 
 def _topic(entity: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfpubsub.cli.words import counted
+from sfpubsub.monitoring.text import counted
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from sfpubsub.cli.main import run
-from sfpubsub.cli.output import Output
+from sfpubsub.cli.pipe import Output
 from sfpubsub.emulator.org.settings import Settings
 
 from ..client.test_managed import NAME, TOPIC, committed, orders
