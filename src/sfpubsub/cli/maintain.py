@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from contextlib import ExitStack
+from itertools import takewhile
 
 import click
 
@@ -12,6 +12,7 @@ from sfpubsub.cli.live import echo
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.mirror_tools import format_option
 from sfpubsub.cli.params import Duration, TableLocation
+from sfpubsub.cli.results import print_records
 from sfpubsub.cli.service import StopRequest
 from sfpubsub.cli.spark_options import require_spark, spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
@@ -52,7 +53,8 @@ def maintain(
     files. Old files are removed only of the tables that jobs use for themselves, such as _steps,
     and after a week. Run it while no job is writing to the tables.
 
-    Prints a JSON line for each table: files and bytes before, and what was done.
+    Prints for each table the number of its files and their size in bytes, before, and what was
+    done.
     """
     require_spark("sfpubsub maintain", "pandas")
     # Imported here, because these modules load pyspark and pyarrow.
@@ -71,18 +73,9 @@ def maintain(
         spark = start_spark(session, stop)
         opened.push(session)
         stop.tell(stopping.set)
-        for each in maintenance.maintain(
+        done = maintenance.maintain(
             spark, to, format=format_, keep_versions=keep_versions, dry_run=dry_run
-        ):
-            record = {
-                "table": each.table,
-                "files": each.files,
-                "bytes": each.size,
-                "compacted": each.compacted,
-                "expired": each.expired,
-            }
-            click.echo(json.dumps(record | ({"dry_run": True} if dry_run else {})))
-            if stopping.is_set():
-                break
+        )
+        print_records(takewhile(lambda _: not stopping.is_set(), done), "no tables")
     if stop.interrupted:
         click.get_current_context().exit(INTERRUPTED)
