@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Lets programs of others judge the emulator and our Streaming API client, unchanged: the official
-# CLI `sf` and its library, jsforce, simple-salesforce, node-sf-bulk2, tap-salesforce, CometD for
-# Node.js and Java, faye, aiosfstream, aiosfstream-ng, Camel, grpcurl, tonic, pysfpubsub, aiosfpubsub
-# and the npm package salesforce-pubsub-api-client.
+# CLI `sf` and its library, jsforce, simple-salesforce, node-sf-bulk2, tap-salesforce, Airbyte's
+# source, CometD for Node.js and Java, EMP-Connector, faye, aiosfstream, aiosfstream-ng, Camel,
+# grpcurl, tonic, pysfpubsub, aiosfpubsub and the npm package salesforce-pubsub-api-client.
 #
 #   scripts/judges.sh [PYTEST_OPTION]...     for example: scripts/judges.sh -k "cli or jsforce"
+#
+# EMP-Connector is on no registry: set EMP_CONNECTOR to a checkout of forcedotcom/EMP-Connector.
 #
 # Uses the Python of $PYTHON, in which sfpubsub[all] and pytest must be installed. Each judge is
 # fetched once, at a pinned version, into an environment of its own below $XDG_CACHE_HOME, or

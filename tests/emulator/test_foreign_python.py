@@ -29,13 +29,19 @@ OLD_PYTHON = next((name for name in ("python3.9", "python3.8") if shutil.which(n
 got an unexpected keyword argument 'loop'`."""
 
 
-def environment(package: str, python: str = sys.executable) -> str:
-    """Install a package in an environment of its own if necessary, and return its Python."""
+def environment(package: str, *more: str, python: str = sys.executable) -> str:
+    """Install a package in an environment of its own if necessary, and return its Python.
+
+    Args:
+        package: The package and its version.
+        more: Versions of what it requires, for which the installer would search long.
+        python: The Python of the environment.
+    """
     venv = CACHE / package.replace("==", "-")
     if not (venv / "done").exists():
         shutil.rmtree(venv, ignore_errors=True)
         run(python, "-m", "venv", str(venv))
-        run(str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", package)
+        run(str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", package, *more)
         (venv / "done").touch()
     return str(venv / "bin" / "python")
 
@@ -57,7 +63,7 @@ def test_aiosfstream(tmp_path, module, package, python):
     event, and receive a new one, at an address with a name. At an IP address they keep no cookie,
     and the emulator says so.
     """
-    interpreter = environment(package, python)
+    interpreter = environment(package, python=python)
     program = str(HERE / "aiosfstream_client.py")
     with EmulatorServer(tmp_path / "named", advertise="localhost") as emulator:
         found = emulator.publish_streaming(CHANNEL, [{"sobject": {"Name": name}} for name in "ab"])
@@ -107,3 +113,27 @@ def test_tap_salesforce(tmp_path, api):
         assert json.loads(done.stdout) == ["one", "two"]
     else:
         assert "KeyError: 'DailyBulkApiBatches'" in done.stderr
+
+
+@pytest.mark.parametrize("api", ["rest", "bulk"])
+def test_airbyte(tmp_path, api):
+    """Airbyte's source signs in with a refresh token, checks the connection, discovers the objects,
+    and reads one in full and incrementally, by REST and by the Bulk API 2.0. It reads the last ten
+    minutes before its state again.
+    """
+    interpreter = environment("airbyte-source-salesforce==2.10.3", "airbyte-cdk==7.39.1")
+    program = str(HERE / "airbyte_client.py")
+    with EmulatorServer(tmp_path / "org") as emulator:
+        user = emulator.accounts.holder("")
+        emulator.accounts.put_app("emulator", run_as=user.username, refresh_token="a refresh token")
+        for name in ("one", "two"):
+            emulator.records.create("Account", {"Name": name}, user)
+        text = run(interpreter, program, emulator.http_url, str(tmp_path), "Account", api)
+    names = ["one", "two"]
+    assert json.loads(text) == {
+        "check": "SUCCEEDED",
+        "objects": ["Account", "Contact", "Describe", "Opportunity", "Order__c"],
+        "full": names,
+        "incremental": names,
+        "again": names,
+    }
