@@ -1,6 +1,12 @@
 #!/usr/bin/env bash
 # Runs the tests of behaviour that the emulator and an org must share (tests/parity) against a real
-# org. Each failure is a difference between the two. Arguments are passed to pytest.
+# org. Each failure is a difference between the two.
+#
+#   scripts/parity.sh [--report FILE] [PYTEST_OPTION]...
+#
+# With --report, asks before it begins, and writes one file that can be sent to this project: the
+# outcome of each test, and each unconfirmed fact of docs/reference/emulator-evidence.md with its
+# answer or "not tried". Ids, names, addresses and tokens are taken out of it.
 #
 # Requires these environment variables:
 #
@@ -12,9 +18,16 @@
 #   PARITY_TOPIC          a platform event of the org, /event/…__e, with no other use: about
 #                         ten events are published to it, which count against the org's allocations
 #
-# Use a sandbox or a scratch org. Apart from publishing, the tests only read. This project has no
-# org, so it has not run this script.
+# Use a sandbox or a scratch org. Apart from publishing, the tests only read, so nothing has to be
+# removed from the org afterwards. This project has no org, so it has not run this script.
 set -euo pipefail
+
+report=()
+if [ "${1:-}" = --report ]; then
+  file="$(realpath "${2:?nothing was done: --report requires a file}")"
+  report=(-p tests.parity.report --parity-report "$file")
+  shift 2
+fi
 cd "$(dirname "$0")/.."
 
 missing=()
@@ -34,7 +47,19 @@ case $PARITY_TOPIC in
     ;;
 esac
 
+if [ ${#report[@]} -gt 0 ]; then
+  read -r -p "publish about ten events to $PARITY_TOPIC of $PARITY_INSTANCE_URL? [y/N] " answer || true
+  if [ "${answer:-}" != y ]; then
+    echo "nothing was done" >&2
+    exit 2
+  fi
+fi
+
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
 prepare all dev
-exec python -m pytest tests/parity -p no:cacheprovider "$@"
+status=0
+python -m pytest tests/parity/test_pubsub.py tests/parity/test_rest.py -p no:cacheprovider \
+  ${report[@]+"${report[@]}"} "$@" || status=$?
+[ ${#report[@]} -eq 0 ] || echo "the report is in $file; read it before you send it"
+exit $status

@@ -139,6 +139,40 @@ def test_camel_with_a_query(tmp_path):
             assert row == ({"Id": made} if fields == "Id" else {"Id": made, "Name": "x"})
 
 
+EMP_CONNECTOR = os.environ.get("EMP_CONNECTOR", "")
+"""A checkout of forcedotcom/EMP-Connector, which is on no registry."""
+
+
+@needs_java
+@pytest.mark.skipif(not EMP_CONNECTOR, reason="EMP_CONNECTOR names no checkout of EMP-Connector")
+def test_emp_connector(tmp_path):
+    """EMP-Connector, with CometD's Java client, replays a filtered PushTopic with a session id that
+    has no scheme."""
+    home, classes = CACHE / "emp_connector", tmp_path / "classes"
+    if not (home / "done").exists():
+        copy = ("dependency:copy-dependencies", "-DincludeScope=runtime")
+        pom = str(Path(EMP_CONNECTOR) / "pom.xml")
+        run("mvn", "-q", "-B", "-f", pom, *copy, f"-DoutputDirectory={home}")
+        (home / "done").touch()
+    sources = map(str, Path(EMP_CONNECTOR, "src", "main", "java").rglob("*.java"))
+    run("javac", "-nowarn", "-d", str(classes), "-cp", f"{home}/*", *sources)
+    program = "com.salesforce.emp.connector.example.BearerTokenExample"
+    with EmulatorServer(tmp_path / "org") as emulator:
+        rows = [{"sobject": {"Name": name}} for name in ("a", "b", "a")]
+        found = emulator.publish_streaming("/topic/Accounts", rows)
+        where = (emulator.http_url, emulator.access_token, "/topic/Accounts?Name='a'", "-2")
+        with subprocess.Popen(
+            ["java", "-cp", f"{classes}:{home}/*", program, *where],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            received = (line for line in process.stdout if line.startswith('{"event"'))
+            events = [json.loads(next(received).rstrip(", \n")) for _ in range(2)]
+            process.kill()
+    assert [event["event"]["replayId"] for event in events] == [found[0], found[2]]
+
+
 @pytest.mark.skipif(not shutil.which("go"), reason="go is not installed")
 @pytest.mark.parametrize("tls", [False, True])
 def test_grpcurl(tmp_path, tls):

@@ -46,6 +46,14 @@ def test_a_kill_at_a_write_of_another_file_breaks_nothing(tmp_path):
     assert kills(tmp_path, "files") > 5
 
 
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_kill_during_a_restore_leaves_no_half(tmp_path, step):
+    """Killed at a write of a restore, an org is that of before or that of the snapshot, and uses no
+    replay id again.
+    """
+    assert kills(tmp_path, "restores", str(step)) > 50 // step
+
+
 @pytest.mark.slow
 def test_a_kill_at_a_random_moment_breaks_nothing(tmp_path):
     """After a kill at any of 50 random moments, nothing is broken, lost or doubled."""

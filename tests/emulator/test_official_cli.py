@@ -1,4 +1,5 @@
-"""The official CLI of Salesforce, `sf`, works against the emulator in its published form.
+"""The official CLI of Salesforce, `sf`, and its library work against the emulator in their
+published form.
 
 Run with `-m foreign`. The package has 480 MB, and is fetched once, at a pinned version, into a
 cache directory outside of the tree; with it comes a Node.js that all of its packages accept.
@@ -112,6 +113,33 @@ def test_the_official_cli(tmp_path):
         assert (home / "out.csv").read_text().splitlines()[1:] == ['"one"', '"bulk 1"', '"bulk 2"']
         assert cli.json("data", "delete", "record", *which)["success"]
         assert cli.json("org", "logout", "-o", "desk", "--no-prompt") == ["user@example.com"]
+
+
+def test_the_library_of_the_cli(tmp_path):
+    """@salesforce/core, which comes with the CLI, signs in with an access token, queries, and its
+    StreamingClient receives the event of a new record.
+    """
+    with EmulatorServer(tmp_path / "org") as emulator:
+        cli = Cli(emulator, tmp_path)
+        user = emulator.accounts.holder("")
+        emulator.records.create("Account", {"Name": "old"}, user)
+        query = {"Query": "SELECT Id, Name FROM Account", "ApiVersion": 60.0}
+        emulator.cometd.channels.create("PushTopic", "Accounts", query)
+        programs = Path(cli.program).parent
+        done = subprocess.run(
+            [
+                str(programs / "node"),
+                str(HERE / "foreign" / "core_client.cjs"),
+                *(emulator.http_url, emulator.access_token, "/topic/Accounts"),
+            ],
+            env={**cli.environment, "NODE_PATH": str(programs.parent)},
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+        )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen == {"version": seen["version"], "queried": 1, "received": "new"}
 
 
 def test_a_sign_in_with_a_key(tmp_path, monkeypatch):

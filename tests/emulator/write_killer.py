@@ -2,6 +2,7 @@
 
     python -m tests.emulator.write_killer DIRECTORY writes LAST STEP     1, 1 + STEP, … up to LAST
     python -m tests.emulator.write_killer DIRECTORY files                the writes to other files
+    python -m tests.emulator.write_killer DIRECTORY restores STEP        every STEP-th of a restore
     python -m tests.emulator.write_killer DIRECTORY moments COUNT SEED   COUNT random moments
 
 A write is a statement that changes a database, a change of a directory, or half of an uploaded
@@ -31,6 +32,7 @@ import trustme  # noqa: F401  # otherwise each life would import it
 from sfpubsub.emulator.org import seed as seeds
 from sfpubsub.emulator.org.records.job_store import ENDED, Job
 from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.store import Store
 from sfpubsub.emulator.server import EmulatorServer
 
 from .records.support import events as events_of
@@ -229,6 +231,40 @@ def wrong_records(emulator: EmulatorServer, told: dict[str, list[str]]) -> list[
     return problems
 
 
+# A restore of a snapshot.
+
+
+def prepare(directory: Path) -> int:
+    """Make an org that has one event more than its snapshot; return its newest position."""
+    emulator = EmulatorServer(directory)
+    emulator.publish(ORDERS, [{"Order_Number__c": "kept"}])
+    emulator.save("saved")
+    emulator.publish(ORDERS, [{"Order_Number__c": "lost"}])
+    emulator.stop()
+    return emulator.bus.tip()
+
+
+def restore(directory: Path, last: int) -> None:
+    """Restore the snapshot in a process that is killed at a write."""
+    Writes(last)
+    store = Store(directory / "bus.sqlite3")
+    store.restore(directory / "snapshots" / "saved.sqlite3", time.time())
+
+
+def check_restored(directory: Path, tip: int) -> list[str]:
+    """Return what is wrong with an org whose restore was killed."""
+    emulator = EmulatorServer(directory)
+    orders = [item["Order_Number__c"] for item in events_of(emulator, ORDERS)]
+    problems = []
+    if orders not in ([*SEEDED, "kept"], [*SEEDED, "kept", "lost"]):
+        problems.append(f"a part was restored: {orders}")
+    (made,) = emulator.publish(ORDERS, [{"Order_Number__c": "after"}])
+    if (emulator.bus.position(made.replay_id) or 0) <= tip:
+        problems.append("a replay id is used again")
+    emulator.stop()
+    return problems
+
+
 # Processes.
 
 
@@ -285,8 +321,22 @@ def kill_once(directory: Path, at: float, last: int, after_s: float | None) -> b
     killed. `last` and `after_s` are as for `life`, and `at` names the moment.
     """
     killed, told = life(directory, last, after_s)
+    report(directory, at, killed, lambda: check(directory, told))
+    return killed
+
+
+def kill_restore(original: Path, directory: Path, tip: int, last: int) -> bool:
+    """Kill a restore at a write, and print what is wrong; return whether it was killed."""
+    shutil.copytree(original, directory)
+    _, status = os.waitpid(forked(lambda: restore(directory, last)), 0)
+    report(directory, last, status != 0, lambda: check_restored(directory, tip))
+    return status != 0
+
+
+def report(directory: Path, at: float, killed: bool, check: Callable[[], list[str]]) -> None:
+    """Print the result of `check`, which runs in a process, and remove the directory."""
     reading, writing = os.pipe()
-    child = forked(lambda: os.write(writing, json.dumps(check(directory, told)).encode()))
+    child = forked(lambda: os.write(writing, json.dumps(check()).encode()))
     os.close(writing)
     with open(reading) as answer:
         text = answer.read()
@@ -294,7 +344,6 @@ def kill_once(directory: Path, at: float, last: int, after_s: float | None) -> b
     shutil.rmtree(directory, ignore_errors=True)
     problems = json.loads(text) if status == 0 else [f"the emulator does not start: {status}"]
     print(json.dumps({"at": at, "killed": killed, "problems": problems}), flush=True)
-    return killed
 
 
 def main() -> None:
@@ -312,6 +361,10 @@ def main() -> None:
         shutil.rmtree(data)
         for number in map(int, told["file"]):
             kill_once(data, number, number, None)
+    elif how == "restores":
+        tip, last = prepare(data), 1
+        while kill_restore(data, directory / "copy", tip, last):
+            last += numbers[0]
     else:
         count, seed = numbers
         started = time.monotonic()

@@ -45,6 +45,24 @@ def test_script_does_nothing_without_valid_settings(settings, said):
     assert f"nothing was done: {said}" in done.stderr
 
 
+def test_report_asks_before_it_publishes(tmp_path):
+    """With --report, the script names the topic and the org, and does nothing without a yes."""
+    settings = {**SETTINGS, "PARITY_TOPIC": "/event/X__e", "PARITY_INSTANCE_URL": "https://o.test"}
+    for answer in ("n\n", ""):
+        done = subprocess.run(
+            ["bash", str(SCRIPT), "--report", str(tmp_path / "report.json")],
+            env={**os.environ, **settings},
+            input=answer,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "nothing was done" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_evidence_page_names_every_parity_test():
     """The page of evidence for the emulator's behaviour names every parity test, and no test that
     doesn't exist."""

@@ -223,3 +223,32 @@ def test_emulator_exits_when_pytest_is_killed(suite, tmp_path, monkeypatch):
         return False
 
     until(ended, "the emulator's end")
+
+
+RESTORED = """
+import pytest
+
+ORDERS = "/event/Order_Event__e"
+seen = []
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_fresh(salesforce_org, number):
+    user = salesforce_org.accounts.holder("")
+    assert salesforce_org.records.table("Account").where("1", []) == []
+    salesforce_org.records.create("Account", {"Name": "x"}, user)
+    seen.append(salesforce_org)
+    if number == 1:
+        salesforce_org.stop()
+
+
+def test_one_emulator_until_it_is_stopped():
+    assert seen[0] is seen[1]
+    assert seen[1] is not seen[2]
+"""
+
+
+def test_a_fresh_org_is_a_restored_one(suite):
+    """Tests with the same options get the same emulator in its first state, and a new one after a
+    test that stopped it."""
+    run(suite, RESTORED).assert_outcomes(passed=4)

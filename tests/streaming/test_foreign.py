@@ -111,10 +111,10 @@ class ForeignServer:
         self.process.stdout.close()
 
 
-def start_node() -> ForeignServer:
-    """Start the Node.js server of the CometD project."""
+def start_node(program: str = "judge.cjs") -> ForeignServer:
+    """Start a Node.js server, by default that of the CometD project."""
     modules = str(node_packages() / "node_modules")
-    return ForeignServer(["node", str(HERE / "judge.cjs")], {"NODE_PATH": modules})
+    return ForeignServer(["node", str(HERE / program)], {"NODE_PATH": modules})
 
 
 def start_java() -> ForeignServer:
@@ -182,7 +182,24 @@ def test_our_client_resumes_after_its_unpolled_session_expires(
 
 
 @needs_node
-@pytest.mark.parametrize("script", ["cometd_client.cjs", "jsforce_client.cjs"])
+def test_our_client_reads_from_fayes_server(face: Callable[..., Any]):
+    """Our client receives the events of faye's server, and stops when it unsubscribes."""
+    server = start_node("faye_judge.cjs")
+    try:
+        client = face(StaticSession(Session("token", server.url, "00D000000000001AAA")))
+        client.subscribe(CHANNEL, -1)
+        assert server.ask(f"publish {CHANNEL} 5") == client.ids(5)
+        client.subscribe("/u/Other")
+        client.unsubscribe(CHANNEL)
+        server.ask(f"publish {CHANNEL} 2")
+        assert server.ask("publish /u/Other 2") == client.ids(2)
+        client.close()
+    finally:
+        server.stop()
+
+
+@needs_node
+@pytest.mark.parametrize("script", ["cometd_client.cjs", "faye_client.cjs", "jsforce_client.cjs"])
 def test_other_clients_replay_and_reconnect_on_our_emulator(emulator: Any, script: str):
     """Other projects' clients replay events from our emulator, and resume when it ends their
     session.

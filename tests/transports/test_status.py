@@ -195,7 +195,8 @@ def test_binary_trailers_are_read():
 
 
 def test_the_advice_in_an_error_fits_what_failed():
-    """Only errors about change event topics mention change data capture.
+    """Only errors about change event topics mention change data capture, and the topic that was
+    meant if the name is that of a custom object, with its c.
 
     The error for a stopped subscription contains the command that starts it.
     """
@@ -205,6 +206,10 @@ def test_the_advice_in_an_error_fits_what_failed():
         return str(classify(what, Refusal(grpc.StatusCode.NOT_FOUND, "no", trailers)).error)
 
     assert "change data capture" in said("topic /data/AChangeEvent", "topic.not.found")
+    assert said("topic /data/Invoice__cChangeEvent", "topic.not.found").endswith(
+        "; did you mean /data/Invoice__ChangeEvent, without the c of __c?"
+    )
+    assert "did you mean" not in said("topic /data/AChangeEvent", "topic.not.found")
     assert said("/event/A__e", "topic.not.found").endswith(
         "; check the name, which is case-sensitive and begins with /event/ or /data/"
     )

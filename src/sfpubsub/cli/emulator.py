@@ -35,7 +35,7 @@ _HTTP_PORT = 7012
 """Default of --http-port: the number after the default of --grpc-port."""
 
 
-_COMMANDS = ("clock", "faults", "publish", "records", "subscriptions", "topics")
+_COMMANDS = ("clock", "faults", "publish", "records", "snapshot", "subscriptions", "topics")
 
 
 class _Commands(click.Group):

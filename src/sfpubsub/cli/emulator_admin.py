@@ -238,6 +238,37 @@ def clock(emulator: RemoteEmulator, jump: float | None) -> None:
     print_record({"now": now, "utc": shown})
 
 
+@click.group()
+def snapshot() -> None:
+    """Save the state of the org, and return to it."""
+
+
+@snapshot.command()
+@click.argument("name")
+@of_an_emulator
+def save(emulator: RemoteEmulator, name: str) -> None:
+    """Save the state of the org as the snapshot NAME, in the emulator's data directory.
+
+    NAME has letters, digits, - and _. A snapshot with this name is replaced.
+    """
+    emulator.save(name)
+    print_record({"snapshot": name})
+
+
+@snapshot.command()
+@click.argument("name")
+@of_an_emulator
+def restore(emulator: RemoteEmulator, name: str) -> None:
+    """Return to the snapshot NAME, and print the new access token.
+
+    This ends all streams, sessions and access tokens, and takes the jobs of the Bulk API away. The
+    ids of records and events go on above the highest that was ever used, and the clock does not go
+    back.
+    """
+    emulator.restore(name)
+    print_record({"snapshot": name, "access_token": emulator.access_token})
+
+
 def _named(rows: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return ({"name": name, **row} for name, row in rows.items())
 

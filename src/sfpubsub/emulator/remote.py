@@ -147,6 +147,21 @@ class RemoteEmulator:
         """
         return float(self.call("POST", "/admin/clock", {"jump_s": seconds})["now"])
 
+    def save(self, name: str) -> None:
+        """Save the state of the org as a snapshot, in the emulator's data directory.
+
+        Args:
+            name: Letters, digits, `-` and `_`; a snapshot with this name is replaced.
+        """
+        self.call("POST", "/admin/snapshots", {"save": name})
+
+    def restore(self, name: str) -> None:
+        """Return to a snapshot. This ends all streams, sessions and access tokens; `access_token`
+        is a new one.
+        """
+        answer = self.call("POST", "/admin/snapshots", {"restore": name})
+        self._token = str(answer["access_token"])
+
     def call(self, method: str, path: str, body: object = None) -> Any:
         """Send a request with the access token, and wait for the response.
 

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +52,7 @@ from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.emulator.org.sessions import ORG_ID, Sessions
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
+from sfpubsub.emulator.org.store import StoreProblem
 from sfpubsub.emulator.org.world import World
 from sfpubsub.emulator.page import Pages
 from sfpubsub.emulator.tls import Credentials, credentials
@@ -57,6 +61,8 @@ DEFAULT_HOST = "127.0.0.1"
 """The default address is loopback, because an emulator prints its access token, and its admin
 endpoint can change the org.
 """
+
+_SNAPSHOT = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 _STOP_S = 5.0
 """Longest time in seconds that `stop` waits for gRPC to end its calls. The calls are cancelled, so
@@ -166,11 +172,17 @@ class EmulatorServer:
         except BaseException:
             os.close(self._lock_file)
             raise
+        self._changing = threading.Lock()  # held during `restore` and `stop`
         try:
+            self.clock.resume(
+                float(self._store.meta("clock_jumped", "0")), self._store.newest_time()
+            )
             self._build(seed, org_id)
         except BaseException:
             self.stop()
             raise
+        self.clock.on_jump(self._jumped)
+        self._use(self.faults)
 
     def _build(self, seed: seeds.Seed | None, org_id: str | None) -> None:
         store = self._store
@@ -182,8 +194,6 @@ class EmulatorServer:
         refreshed = not fresh and org_id not in (None, store.meta("org_id"))
         if seed is None and fresh:
             seed = seeds.load(seeds.DEFAULT_SEED)
-        self.clock.resume(float(store.meta("clock_jumped", "0")), store.newest_time())
-        self.clock.on_jump(self._keep_jumps)
         # One transaction: a process that is killed here leaves no half of an org.
         with store.transaction():
             if org_id is not None:
@@ -196,7 +206,7 @@ class EmulatorServer:
             self._streams = OpenStreams()
             self.api_calls: ApiCalls = ApiCalls(self.settings.daily_api_requests)
             self._sessions = Sessions(store, self.clock, self.settings)
-            self._sessions.on_end(lambda: self.bus.bells.ring_all())
+            self._sessions.on_end(self._wake)
             self.rights: Rights = Rights(store, self.clock)
             self.accounts: Accounts = Accounts(store, self.rights, self.clock)
             self.bus: Bus = Bus(store, self.clock, self.settings, self._sessions.tenant)
@@ -223,8 +233,6 @@ class EmulatorServer:
                 channels,
                 late,
             )
-            self.clock.on_jump(self.bus.bells.ring_all)
-            self.faults.on_add(self.bus.bells.ring_all)
             if seed is not None:
                 plant(seed, store, self.bus, self.managed, self.accounts, self.records)
             self.accounts.fill()
@@ -237,7 +245,6 @@ class EmulatorServer:
         self.jobs: Jobs = Jobs(store, self.records, self.clock, self.data_dir / "bulk", self.faults)
         self._closing.callback(self.jobs.stop)
         self.event_channels.feed(self.records)
-        self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions, self.records))
 
     # Addresses and secrets.
 
@@ -300,32 +307,43 @@ class EmulatorServer:
                 context,
                 Pages().routes,
             )
-            self._pool = Workers(self.settings.max_streams + _SPARE_THREADS, "emulator-call")
-            # The annotation is too narrow: any executor works, because only `submit` is called.
-            self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)  # type: ignore[arg-type]
-            servicer = PubSubServicer(self._world)
-            add_to_server(servicer, self._grpc)
-            add_standard_services(self._grpc)
-            self._ports = (self._bind(self._grpc), self._http.port)
+            self._ports = (self._start_grpc(), self._http.port)
         except BaseException:
             self.stop()
             raise
-        self._grpc.start()
         self._http.start(self.http_url)
         return self
+
+    def _start_grpc(self) -> int:
+        self._pool = Workers(self.settings.max_streams + _SPARE_THREADS, "emulator-call")
+        # The annotation is too narrow: any executor works, because only `submit` is called.
+        self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)  # type: ignore[arg-type]
+        add_to_server(PubSubServicer(self._world), self._grpc)
+        add_standard_services(self._grpc)
+        port = self._bind(self._grpc)
+        self._grpc.start()
+        return port
+
+    def _stop_grpc(self) -> None:
+        if self._grpc is not None:
+            self._grpc.stop(grace=0).wait(_STOP_S)  # with grace=None, `stop` could block forever
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+        self._grpc = self._pool = None
 
     def stop(self) -> None:
         """End all calls, and release the ports and the directory. This method can be called
         repeatedly.
         """
-        if self._grpc is not None:
-            self._grpc.stop(grace=0).wait(_STOP_S)  # with grace=None, `stop` could block forever
+        with self._changing:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._stop_grpc()
         if self._http is not None:
             self.cometd.sessions.stop()
             self._http.stop()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-        self._grpc = self._http = self._pool = None
+        self._http = None
         self._closing.close()
         if self._lock_file >= 0:
             lock, self._lock_file = self._lock_file, -1
@@ -342,6 +360,72 @@ class EmulatorServer:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+    # Snapshots.
+
+    def save(self, name: str) -> None:
+        """Save the state of the org in the data directory, as a snapshot for `restore`. A snapshot
+        with this name is replaced.
+
+        Args:
+            name: Letters, digits, `-` and `_`, at most 40 characters.
+
+        Raises:
+            EmulatorProblem: The name is not valid, or the snapshot cannot be written.
+        """
+        path = self._saved(name)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._store.save(path)
+        except OSError as error:
+            raise EmulatorProblem(f"snapshot {name} cannot be saved: {error}") from error
+
+    def restore(self, name: str, *, faults: FaultPlan | None = None) -> None:
+        """Return to the state of a snapshot, in milliseconds. This ends all streams, sessions and
+        access tokens, and takes the jobs of the Bulk API away; `access_token` is a new one.
+
+        Ids of records, events and others go on above the highest that was ever used. The clock does
+        not go back. The attributes of this object are new objects, except `clock` and `settings`.
+
+        Args:
+            name: The name that was given to `save`.
+            faults: The fault plan from now on; None keeps the present one.
+
+        Raises:
+            EmulatorProblem: There is no such snapshot, or this emulator does not run; nothing has
+                changed.
+        """
+        path = self._saved(name)
+        if not path.exists():
+            raise EmulatorProblem(f"there is no snapshot {name!r}: save it first")
+        with self._changing:
+            if self._http is None:
+                raise EmulatorProblem("the emulator is stopped: start it before a restore")
+            self._stop_grpc()
+            self.cometd.sessions.stop()
+            self._closing.close()
+            try:
+                self._store.restore(path, self.clock.now())
+                shutil.rmtree(self.data_dir / "bulk", ignore_errors=True)
+                self._store = open_store(self.data_dir)
+                self.faults = self.faults if faults is None else faults
+                self._build(None, None)
+                if faults is not None:
+                    self._use(faults)
+                self._start_grpc()
+            except BaseException as error:
+                self._stop()
+                if isinstance(error, StoreProblem):
+                    raise EmulatorProblem(f"{error}; the emulator has stopped") from error
+                raise
+            self._http.use(self._world)
+
+    def _saved(self, name: str) -> Path:
+        if not _SNAPSHOT.fullmatch(name):
+            raise EmulatorProblem(
+                f"{name[:50]!r} is not a name of a snapshot: use up to 40 letters, digits, - and _"
+            )
+        return self.data_dir / "snapshots" / f"{name}.sqlite3"
 
     # Changes to the org, for tests.
 
@@ -423,9 +507,19 @@ class EmulatorServer:
         self.bus.change_schema(topic, schema)
         return schema.schema_id
 
-    def _keep_jumps(self) -> None:
+    def _jumped(self) -> None:
         if self._lock_file >= 0:  # the clock may outlive this emulator
             self._store.set_meta("clock_jumped", repr(self.clock.jumped))
+            self._wake()
+
+    def _use(self, faults: FaultPlan) -> None:
+        faults.on_add(self._wake)
+        faults.carry_out_by(
+            lambda fault: actor(self.bus, self.managed, self._sessions, self.records)(fault)
+        )
+
+    def _wake(self) -> None:
+        self.bus.bells.ring_all()
 
     @property
     def _world(self) -> World:
@@ -448,7 +542,13 @@ class EmulatorServer:
             self._store,
             self.event_channels,
             self.api_calls,
+            self.save,
+            self._restore_for_client,
         )
+
+    def _restore_for_client(self, name: str) -> str:
+        self.restore(name)
+        return self.access_token
 
     def _bind(self, server: grpc.Server) -> int:
         address = self._addresses.listening(self._ports[0])

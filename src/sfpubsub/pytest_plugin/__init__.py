@@ -3,7 +3,7 @@
 pytest loads this module in every run where sfpubsub is installed, so it imports nothing expensive
 until a fixture is used.
 
-    salesforce_org          a fresh org for one test, in this process
+    salesforce_org          a fresh org for one test, in this process, in milliseconds
     salesforce_faults       the org's fault plan; the test fails if a fault did not occur
     salesforce_clock        the org's clock; time stands still unless the test jumps ahead
     salesforce_org_options  arguments of the org; override the fixture to change them
@@ -13,9 +13,7 @@ until a fixture is used.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from sfpubsub.emulator.faults import FaultPlan
     from sfpubsub.emulator.org.clock import ManualClock
     from sfpubsub.emulator.server import EmulatorServer
+    from sfpubsub.pytest_plugin.fresh import FreshOrgs
     from sfpubsub.pytest_plugin.lifeline import EmulatorRun
     from sfpubsub.pytest_plugin.run import RunningEmulator
 
@@ -33,6 +32,7 @@ _DIRECTORY = "sfpubsub_emulator"
 """Key under which the xdist controller passes the emulator's directory to its workers."""
 
 _RUN: pytest.StashKey[EmulatorRun] = pytest.StashKey()
+_ORG: pytest.StashKey[FreshOrgs] = pytest.StashKey()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -46,6 +46,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     run = config.stash.get(_RUN, None)
     if run is not None:
         run.end()
+    orgs = config.stash.get(_ORG, None)
+    if orgs is not None:
+        orgs.close()
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +113,7 @@ def salesforce_org(
 
     The environment variables `SFPUBSUB_…` point clients to the org.
     """
-    from sfpubsub.emulator.server import EmulatorServer
+    from sfpubsub.pytest_plugin.fresh import FreshOrgs
     from sfpubsub.pytest_plugin.run import environment_of
 
     options = dict(salesforce_org_options)
@@ -118,12 +121,8 @@ def salesforce_org(
     for name, fixture in (("faults", "salesforce_faults"), ("clock", "salesforce_clock")):
         if fixture in request.fixturenames:
             options[name] = request.getfixturevalue(fixture)
-    with contextlib.ExitStack() as stack:
-        if "data_dir" not in options:
-            options["data_dir"] = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="salesforce-org-")
-            )
-        org = stack.enter_context(EmulatorServer(**options))
+    orgs = request.config.stash.setdefault(_ORG, FreshOrgs())
+    with orgs.fresh(options) as org:
         _point_at(environment_of(org), monkeypatch)
         yield org
 

@@ -204,6 +204,9 @@ def classify(what: str, error: grpc.RpcError, *, managed: bool = False) -> Failu
         message += f"; {rule.cure.replace('{what}', what)}"
     if rule.cure == _NO_TOPIC.cure and "/data/" in what:
         message += ", and that change data capture is on for the entity"
+        if what.endswith("__cChangeEvent"):
+            name = what.rpartition("/data/")[2].removesuffix("__cChangeEvent")
+            message += f"; did you mean /data/{name}__ChangeEvent, without the c of __c?"
     failed = rule.error(message, error_code=code, rpc_id=rpc_id)
     failed.__cause__ = error
     final = code is not None and rule.kind is FailureKind.TURNED_AWAY

@@ -21,6 +21,7 @@ responses are JSON.
     POST /admin/permission-sets create or change a permission set: {"name": …, "view_all": […],
                          "assign": […], …}
     POST /admin/api-calls use up the org's API calls, or give them back: {"remaining": number}
+    POST /admin/snapshots save the org's state: {"save": name}; or return to it: {"restore": name}
     POST /admin/apps     create or change an app: {"client_id": …, "public_key": PEM, …}
 
 Every request needs `Authorization: Bearer <access token>`, and every POST a JSON body, so that an
@@ -325,6 +326,20 @@ def api_calls(world: World, body: Any) -> dict[str, Any]:
     except ValueError as error:
         raise _bad(str(error)) from error
     return {"remaining": remaining}
+
+
+def snapshot(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/snapshots: save a snapshot; or restore one, and return the new access token."""
+    try:
+        match body:
+            case {"save": str(name), **rest} if not rest:
+                world.save(name)
+                return {"snapshot": name}
+            case {"restore": str(name), **rest} if not rest:
+                return {"snapshot": name, "access_token": world.restore(name)}
+    except EmulatorProblem as error:
+        raise _bad(str(error)) from error
+    raise _bad('the body must be {"save": name} or {"restore": name}')
 
 
 def app(world: World, body: Any) -> dict[str, Any]:

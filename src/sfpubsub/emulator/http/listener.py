@@ -131,6 +131,11 @@ class HttpServer:
         self._server.url = url
         self._thread.start()
 
+    def use(self, world: World) -> None:
+        """Serve another state from now on, and end the streams that read the earlier one."""
+        self._server.world = world
+        self._server.end_streams()
+
     def stop(self) -> None:
         """Stop the server, and close its port and all connections."""
         if self._thread.is_alive():

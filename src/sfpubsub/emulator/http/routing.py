@@ -70,6 +70,7 @@ _ROUTES = (
     _route(r"/admin/users", POST=admin.changing(admin.user)),
     _route(r"/admin/permission-sets", POST=admin.changing(admin.permission_set)),
     _route(r"/admin/api-calls", POST=admin.changing(admin.api_calls)),
+    _route(r"/admin/snapshots", POST=admin.changing(admin.snapshot)),
     _route(r"/admin/apps", POST=admin.changing(admin.app)),
     _route(r"/services/oauth2/token", GET=oauth.must_post, POST=oauth.token),
     _route(r"/services/oauth2/revoke", GET=oauth.must_post, POST=oauth.revoke),

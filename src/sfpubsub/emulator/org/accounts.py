@@ -136,14 +136,16 @@ class Accounts:
                 that other users own. True by default for a new user.
         """
         with self._lock, self._store.transaction():
-            (made,) = self._store.rows("SELECT coalesce(max(number), 0) FROM users")
+            made = int(self._store.meta("users_made", "0"))
             self._store.run(
                 "INSERT INTO users VALUES (?, coalesce(?, ''), coalesce(?, 1), ?)"
                 " ON CONFLICT (username) DO UPDATE SET"
                 " password = coalesce(?, password), active = coalesce(?, active)",
-                *(username, password, active, made[0] + 1),
+                *(username, password, active, made + 1),
                 *(password, active),
             )
+            (newest,) = self._store.rows("SELECT max(number) FROM users")[0]
+            self._store.set_meta("users_made", str(max(made, newest)))
             self._rights.set_profile(username, view_all)
 
     def put_app(

@@ -7,6 +7,7 @@ if the machine's clock is changed. `resume` continues that across processes.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -76,6 +77,11 @@ class Clock:
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
+
+    def off_jump(self, listener: Callable[[], None]) -> None:
+        """Unregister a function that was given to `on_jump`, if it is registered."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._listeners.remove(listener)
 
     def on_jump(self, listener: Callable[[], None]) -> None:
         """Register a function to call after each jump, in the thread that calls `jump`."""

@@ -12,6 +12,7 @@ of the whole machine, which an emulator does not promise.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
 import weakref
@@ -76,8 +77,28 @@ CREATE TABLE IF NOT EXISTS access_tokens (
     own INTEGER NOT NULL, made_at REAL NOT NULL);
 """
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Version of the database tables; a file of another version is rejected."""
+
+_COUNTERS = (
+    "tip",
+    "users_made",
+    "managed_made",
+    "channels_made",
+    "permissions_made",
+    "streaming_made",
+)
+"""Keys of `meta` with the highest number in the ids of a kind; rows and jobs are numbered by
+SQLite.
+"""
+
+_NOW = ("commit_base", "clock_jumped")
+"""Keys of `meta` that `Store.restore` leaves as they are: numbers and times never go back."""
+
+_OWN = "name NOT LIKE 'sqlite_%'"
+
+_BEHIND_ALL = 2**62
+"""Larger than any position."""
 
 
 class StoreProblem(Exception):  # noqa: N818 - a report about a file, not about the program
@@ -115,7 +136,10 @@ class Store:
         self._lock = threading.RLock()  # serialises use of the one connection
         try:
             # isolation_level None: transactions begin and end only here.
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            # uri: so that `restore` can attach a copy for reading only.
+            self._db = sqlite3.connect(
+                path.absolute().as_uri(), uri=True, isolation_level=None, check_same_thread=False
+            )
         except sqlite3.Error as error:
             raise StoreProblem(f"cannot open the database {path}: {error}") from error
         try:
@@ -171,6 +195,80 @@ class Store:
         """Execute one statement. Outside a `transaction`, its changes are committed immediately."""
         with self._lock:
             self._db.execute(sql, values)
+
+    def save(self, path: Path) -> None:
+        """Write a copy of the database, which `restore` can read. An existing file is replaced at
+        once, so a killed process leaves no half of a copy.
+
+        Raises:
+            OSError: The file cannot be written to.
+        """
+        new = path.with_name(f"{path.name}.new")
+        new.unlink(missing_ok=True)
+        os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # it has secrets
+        with self._lock:
+            try:
+                self._db.execute("VACUUM INTO ?", (str(new),))
+            except sqlite3.Error as error:
+                raise OSError(str(error)) from error
+        new.replace(path)
+
+    def restore(self, path: Path, at: float) -> None:
+        """Replace the contents by those of a copy that `save` wrote, and close this store: what was
+        read from it before must not be written to it any more.
+
+        Access tokens and the jobs of the Bulk API are not restored. The numbers of new ids go on
+        above the highest that was ever used.
+
+        Args:
+            path: The copy.
+            at: The current time, in seconds since the epoch.
+
+        Raises:
+            StoreProblem: The copy is not a database of this version; nothing has changed.
+        """
+        with self._lock:
+            try:
+                self._db.execute("ATTACH ? AS saved", (f"{path.absolute().as_uri()}?mode=ro",))
+                try:
+                    layout = "SELECT value FROM saved.meta WHERE key = 'layout'"
+                    if self.rows(layout) != [(str(_LAYOUT),)]:
+                        raise StoreProblem(f"{path} is of another version of the emulator")
+                    self.blocks.forget(_BEHIND_ALL)  # before: a killed process keeps no stale copy
+                    with self.transaction():
+                        self._replace(at)
+                finally:
+                    self._db.execute("DETACH saved")
+            except sqlite3.Error as error:
+                raise StoreProblem(f"cannot restore {path}: {error}") from error
+            self.close()
+
+    def _replace(self, at: float) -> None:
+        before, numbers = dict(self.rows("SELECT * FROM main.meta")), self._numbers("main")
+        for name, number in self._numbers("saved").items():
+            numbers[name] = max(number, numbers.get(name, 0))
+        tables = f"SELECT name FROM {{}}.sqlite_master WHERE type = 'table' AND {_OWN}"  # noqa: S608
+        for (name,) in self.rows(tables.format("main")):
+            self.run(f'DROP TABLE main."{name}"')
+        made = f"SELECT sql FROM saved.sqlite_master WHERE sql <> '' AND {_OWN} ORDER BY type DESC"  # noqa: S608
+        for (sql,) in self.rows(made):  # tables before their indexes
+            self.run(sql)
+        for (name,) in self.rows(tables.format("saved")):
+            self.run(f'INSERT INTO main."{name}" SELECT * FROM saved."{name}"')  # noqa: S608
+        for table in ("access_tokens", "jobs", "sqlite_sequence"):
+            self.run(f"DELETE FROM main.{table}")  # noqa: S608 - fixed names
+        for numbered in numbers.items():
+            self.run("INSERT INTO main.sqlite_sequence VALUES (?, ?)", *numbered)
+        tip = int(self.meta("tip", "0"))
+        for key in _COUNTERS:
+            self.set_meta(key, str(max(int(before.get(key, "0")), int(self.meta(key, "0")))))
+        for key in before.keys() & _NOW:
+            self.set_meta(key, before[key])
+        if int(self.meta("tip")) > tip:
+            self.run("INSERT INTO main.marks VALUES (?, ?)", int(self.meta("tip")), at)
+
+    def _numbers(self, of: str) -> dict[str, int]:
+        return dict(self.rows(f"SELECT name, seq FROM {of}.sqlite_sequence"))  # noqa: S608 - fixed
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the database, in which later changes are not visible."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sfpubsub.emulator.faults.plan import FaultPlan
@@ -26,7 +27,11 @@ from sfpubsub.emulator.org.store import Store
 
 @dataclass(frozen=True)
 class World:
-    """The state and services of one emulator, for its request handlers."""
+    """The state and services of one emulator, for its request handlers.
+
+    `save` and `restore` take the name of a snapshot, and raise EmulatorProblem; `restore` returns
+    the new access token, and another world is in use afterwards.
+    """
 
     bus: Bus
     managed: ManagedSubscriptions
@@ -46,3 +51,5 @@ class World:
     store: Store
     event_channels: EventChannels
     api_calls: ApiCalls
+    save: Callable[[str], None]
+    restore: Callable[[str], str]

@@ -95,11 +95,11 @@ class Channels:
         with self._lock:
             if any(item.name.lower() == name.lower() for item in self.records(kind)):
                 raise EmulatorProblem(f"the name {name} is already taken: choose another name")
-            number = int(self._store.meta("streaming_number", "0")) + 1
+            number = int(self._store.meta("streaming_made", "0")) + 1
             self._bus.put_log(_LOG + _path(kind, name))
             record_id = eighteen(f"{_PREFIXES[kind]}SB{number:010d}")
             with self._store.transaction():
-                self._store.set_meta("streaming_number", str(number))
+                self._store.set_meta("streaming_made", str(number))
                 self._store.run(
                     "INSERT INTO streaming_records VALUES (?, ?, ?, ?)",
                     record_id,

@@ -68,6 +68,7 @@ class LateEvents:
 
     def stop(self) -> None:
         """Stop the thread. This method can be called repeatedly."""
+        self._clock.off_jump(self._wake)
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
