@@ -134,14 +134,14 @@ class Actors:
                 seconds = 80 * HOUR
                 world.reach("outage beyond the retention")
             world.tell(f"the service is down for {seconds:g} s")
-            world.network.down = kernel.now + seconds
+            world.network.down = world.trouble(seconds)
             world.network.reset()
             world.reach("service down")
         else:
             world.network.page = chance.choice(PAGES)
             world.tell(f"a proxy answers with a page: {world.network.page[1]}")
             world.network.reset()
-            kernel.sleep(chance.choice((1.0, 60.0, 500.0)))
+            kernel.sleep(world.trouble(chance.choice((1.0, 60.0, 500.0))) - kernel.now)
             world.network.page = None
             world.reach("proxy page")
 
@@ -172,7 +172,7 @@ class Actors:
         self.world.reach(f"mood: {kind}")
 
     def _sign_in(self) -> None:
-        world, chance, kernel = self.world, self.chance, self.kernel
+        world, chance = self.world, self.chance
         sessions = world.org._world.sessions
         what = chance.random()
         if what < 0.3:
@@ -192,7 +192,7 @@ class Actors:
             seconds = chance.choice((5.0, 100.0, 500.0))
             world.tell(f"for {seconds:g} s, {text}")
             world.login_failure = lambda: failure(text)
-            world.login_down = kernel.now + seconds
+            world.login_down = world.trouble(seconds)
             if chance.random() < 0.7:
                 sessions.end_all(expired=True)
 
@@ -233,7 +233,7 @@ class Actors:
     def _move(self) -> None:
         world = self.world
         world.tell("the org is moved to another instance")
-        world.network.down = self.kernel.now + self.chance.choice((0.0, 60.0, 1800.0))
+        world.network.down = world.trouble(self.chance.choice((0.0, 60.0, 1800.0)))
         world.org.bus.move()
         world.renumbered()
         for program in self.programs:

@@ -44,15 +44,17 @@ class Truth:
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}  # by event id
         self.positions: list[int] = []
+        self.times: list[float] = []  # of publication, in seconds since the start
         self.by_position: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self.positions)
 
-    def add(self, event_id: str, position: int) -> None:
+    def add(self, event_id: str, position: int, at: float) -> None:
         self.numbers[event_id] = len(self.positions)
         self.by_position[position] = len(self.positions)
         self.positions.append(position)
+        self.times.append(at)
 
     def up_to(self, position: int) -> int:
         """Return how many events are at or before a position."""

@@ -7,17 +7,25 @@ from typing import Any
 
 from sfpubsub import PubSubClient
 from sfpubsub.errors import (
+    CommitError,
     LocalProtocolError,
     ReplayIdRejectedError,
     SfPubSubError,
     StreamUnavailableError,
+    SubscriptionBusyError,
+    SubscriptionNotFoundError,
     SubscriptionStoppedError,
 )
 from sfpubsub.stores.replay_store import ReplayStore
 from sfpubsub.types import Gap, ReplayId, StartPosition
 from tests.simulation.kernel import Kernel, Machine
 from tests.simulation.oracle import Broken, Reader, Skip
-from tests.simulation.world import TOPIC, Login, World
+from tests.simulation.world import SETTINGS, TOPIC, Login, World
+
+PATIENCE_S = 500.0
+"""For how long a working subscription must bear refusals, in seconds: a little less than the
+`Timings.session_budget`, which begins with the first refusal that it sees.
+"""
 
 
 class Disk(ReplayStore):
@@ -86,6 +94,7 @@ class Program:
         self._lost_at = -1.0  # when the org last dropped the position
         self._moved_at = -1.0  # when it did so because it was moved
         self._began = [0.0, 0.0]  # when the last two subscription objects began
+        self._subscription: Any = None  # of the last life
         self._is_new = True  # whether it is the first of its process
         self._expired = False  # whether the position had expired when it began
         self._has_committed = False
@@ -133,12 +142,30 @@ class Program:
         self.errors[name] = self.errors.get(name, 0) + 1
         self.world.tell(f"{machine.name} ended with {name}: {error or ''}")
         self.world.reach(f"ended: {name}")
-        if isinstance(error, LocalProtocolError):
-            raise Broken(f"{machine.name} ended with {name}: {error}")
+        if error is not None and not self._may_end_with(error):
+            raise Broken(
+                f"{machine.name} ended with {name}, after trouble of"
+                f" {self.world.troubled_for():.0f} s: {error}"
+            )
         self._fallback = "earliest" if isinstance(error, ReplayIdRejectedError) else None
         # As a supervisor does.
         if not self.leaving:
             self.kernel.at(self.kernel.now + self.chance.choice((1.0, 30.0, 600.0)), self.start)
+
+    def _may_end_with(self, error: SfPubSubError) -> bool:
+        """Return whether the world is such that an error may end the subscription."""
+        if isinstance(error, SubscriptionStoppedError):
+            return self._lost_at >= 0
+        if isinstance(error, SubscriptionNotFoundError):
+            return self.kernel.now < 2 * SETTINGS.propagation_s
+        if isinstance(error, ReplayIdRejectedError):
+            return self._moved_at >= 0 or self.world.expired() > 0
+        if isinstance(error, (CommitError, SubscriptionBusyError)):
+            return True  # moods of the service may last longer than the budgets for them
+        if isinstance(error, LocalProtocolError):
+            return False
+        was_open = self._subscription is not None and self._subscription.health().responses > 0
+        return not was_open or self.world.troubled_for() >= PATIENCE_S
 
     def _read(self) -> None:
         chance, world = self.chance, self.world
@@ -174,6 +201,7 @@ class Program:
         )
 
     def _use(self, subscription: Any) -> None:
+        self._subscription = subscription
         style = self.chance.choice((self._batches, self._events, self._run))
         style(subscription)
 
@@ -226,6 +254,9 @@ class Program:
             return
         self.world.tell(f"{machine.name} is told: {gap}")
         self.world.reach(f"gap: {gap.reason}")
+        is_lost = self._lost_at >= self._began[0] or self.world.expired() > 0
+        if gap.reason == "repositioned" and not is_lost:
+            raise Broken(f"{machine.name} was told of a gap, but nothing had moved: {gap}")
         self.reader.told(gap.reason)
 
     def _record(self, name: str) -> object:
@@ -261,7 +292,7 @@ class Program:
             return "stopped"
         if self.kind == "latest" and self._moved_at >= self._began[0]:
             return "moved"
-        if self.kind == "latest" and not self._has_committed:
+        if self.kind == "latest" and self._is_new and not self._has_committed:
             return "not committed yet"
         return None
 

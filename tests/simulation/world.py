@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import tempfile
 from collections import Counter, deque
@@ -16,7 +17,7 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.errors import StreamUnavailableError
 from sfpubsub.streaming import client as streaming  # noqa: F401 - loads what `replaced` changes
-from tests.simulation.kernel import START, Kernel, Machine, replaced
+from tests.simulation.kernel import Kernel, Machine, replaced
 from tests.simulation.network import Channel, Network
 from tests.simulation.oracle import Truth
 
@@ -24,6 +25,9 @@ TOPIC = "/event/Order_Event__e"
 
 HOUR = 3600.0
 DAY = 24 * HOUR
+
+PAUSE_S = 180.0
+"""Pause between two troubles that a client may not notice, in seconds: it backs off up to 60 s."""
 
 # The service's own times, as observed or documented; the emulator's defaults are quicker.
 SETTINGS = Settings(
@@ -56,6 +60,7 @@ class World:
         self._directory = directory
         self.login_down = 0.0  # until when sign-ins fail, in seconds since the start
         self.login_failure: Callable[[], Exception] = _no_answer
+        self._troubles: list[tuple[float, float]] = []  # when they began and ended
         self.on_commit: list[Callable[[str, int], None]] = []
 
     def tell(self, text: str) -> None:
@@ -66,6 +71,25 @@ class World:
     def reach(self, state: str) -> None:
         """Count that a rare state was reached."""
         self.reached[state] += 1
+
+    def trouble(self, seconds: float) -> float:
+        """Sign-ins or calls are refused from now on for some seconds; return when that ends."""
+        end = self.kernel.now + seconds
+        self._troubles.append((self.kernel.now, end))
+        return end
+
+    def troubled_for(self) -> float:
+        """Return for how long there has been trouble, in seconds; 0 if there is none.
+
+        A client notices the end of one only at its next attempt, so short pauses do not count.
+        """
+        began, reached = 0.0, -1e9
+        for start, end in self._troubles:
+            if start > reached + PAUSE_S:
+                began = start
+            reached = max(reached, end)
+        now = self.kernel.now
+        return now - began if now <= reached + PAUSE_S else 0.0
 
     def build(self) -> None:
         """Create the org. Called in a task of the service's machine."""
@@ -92,7 +116,7 @@ class World:
         after = truth.positions[-1] if truth.positions else 0
         events, _ = bus.read(topic, after, count + 1000)
         for event in events:
-            truth.add(event.event_id, event.position)
+            truth.add(event.event_id, event.position, self.kernel.now)
 
     def renumbered(self) -> None:
         """Read the positions again, after the org was moved."""
@@ -115,8 +139,7 @@ class World:
 
     def expired(self) -> int:
         """Return how many events are no longer retained."""
-        horizon = START + self.kernel.now - SETTINGS.retention_s
-        return self.truth.up_to(self.org.bus.position_at(horizon) or 0)
+        return bisect.bisect_right(self.truth.times, self.kernel.now - SETTINGS.retention_s)
 
     def publish(self, count: int) -> None:
         """Publish some events, as the org itself does."""
