@@ -17,6 +17,7 @@ import grpc
 from tests.simulation.kernel import Kernel, Machine, Task
 
 _PATIENCE_S = 40.0  # how long a client's pings take to notice a silent connection: 30 s and 10 s
+_PREFIX = "sfdc.platform.eventbus.grpc."
 _SERVICE = "/eventbus.v1.PubSub/"
 
 Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]
@@ -71,6 +72,7 @@ class Network:
         down: Until when the service cannot be reached, in seconds since the start.
         page: What a proxy answers to each new call; None if there is none in the way.
         calls: The open calls.
+        refusals: How often the service ended a call with each error code.
         counts: How many calls of each method were made, by machine and method.
         opened: The times of the last calls of each machine, for the bound on requests.
     """
@@ -79,6 +81,7 @@ class Network:
         self.kernel = kernel
         self.servicer = servicer
         self.service = service
+        self.refusals: Counter[str] = Counter()
         self.down = 0.0
         self.page: Status | None = None
         self.calls: dict[RpcCall, None] = {}
@@ -348,6 +351,9 @@ class RpcCall:
 
     def _ended(self, status: Status) -> None:
         self._status = status
+        for name, value in status[2]:
+            if name == "error-code":
+                self.network.refusals[value.removeprefix(_PREFIX)] += 1
         self.network.calls.pop(self, None)
 
     def _incoming(self) -> Iterator[Any]:

@@ -270,6 +270,17 @@ class Program:
             raise StreamUnavailableError("there is no such record")
         return record.state, record.default_replay, record.modified_at
 
+    def look(self) -> None:
+        """Count in which state the subscription is, and what it is in doubt about."""
+        if self.machine is None or self._subscription is None:
+            return
+        protocol = self._subscription._delivery.driver._protocol
+        self.world.reach(f"state: {protocol.state.value}")
+        if protocol._managed is not None and protocol._managed._commits.in_doubt:
+            self.world.reach("commit in doubt")
+        if protocol.stopped is not None:
+            self.world.reach("a stop is to be told")
+
     # What the oracle must know.
 
     def position_lost(self, *, moved: bool = False) -> None:

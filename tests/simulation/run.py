@@ -105,6 +105,8 @@ def run(
             gc.enable()
         outcome.story = list(world.story)
         outcome.reached = world.reached
+        for code, count in world.network.refusals.items():
+            outcome.reached[f"refused: {code}"] += count
         for each in found:
             outcome.excuses += each.reader.excuses
             outcome.delivered += each.reader.delivered
@@ -167,6 +169,7 @@ def _until(
         _check_failures(kernel)
         for each in programs:
             each.reader.check()
+            each.look()
         for name, times in world.network.opened.items():
             if len(times) == times.maxlen and times[-1] - times[-MOST_CALLS] < 60.0:
                 raise Broken(f"{name} made {MOST_CALLS} calls within a minute")

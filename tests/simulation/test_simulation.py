@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from tests.simulation.states import SOMETIMES
+
 SUITE = (1, 2, 3, 4, 5, 6, 7, 8)
 """The suite's seeds."""
 
@@ -31,11 +33,14 @@ def digests(output: str) -> list[str]:
 def test_a_stormy_day_breaks_no_promise():
     """Whatever the order of resets, silence, pages, stops, moves and kills: nothing is skipped
     without a gap, no position is committed or stored before all events up to it are acked, no
-    thread spins, and everything is caught up within the bound after the last fault.
+    thread spins, and everything is caught up within the bound after the last fault. Each of the
+    rare states has been reached.
     """
     found = simulate("--days", "1", "--seed", *map(str, SUITE))
     assert found.returncode == 0, found.stdout + found.stderr
     assert len(digests(found.stdout)) == len(SUITE)
+    reached = set(re.findall(r"^ *\d+  (.+)$", found.stdout, re.MULTILINE))
+    assert set(SOMETIMES) <= reached, sorted(set(SOMETIMES) - reached)
 
 
 @pytest.mark.parametrize("seed", ["1"])
