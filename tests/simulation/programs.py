@@ -299,7 +299,8 @@ class Program:
             return None
         if skip.last < self.world.expired():
             return "expired while reading" if self.machine else "expired while away"
-        if self._lost_at >= self._began[0] and (self._is_new or not self.records):
+        was_away = self._is_new and self._lost_at < self._began[1]
+        if self._lost_at >= self._began[0] and (was_away or not self.records):
             return "stopped"
         if self.kind == "latest" and self._moved_at >= self._began[0]:
             return "moved"
