@@ -102,6 +102,17 @@ def test_a_revoked_token_leaves_streams_open(emulator, client):
     client.subscribe().events(1)
 
 
+def test_a_revoked_token_has_no_expiry_left_to_wait_for(start):
+    """The streams of a revoked token go on, also past the end of its lifetime. They do not wait for
+    that time, which ends nothing: they would look for something to send without a pause.
+    """
+    emulator, _ = start(settings=Settings(token_lifetime_s=100.0), clock=ManualClock())
+    assert emulator._sessions.expires_at(emulator.access_token) is not None
+    emulator.faults.add(Fault("revoke_token"))
+    assert not emulator._sessions.has_expired(emulator.access_token)
+    assert emulator._sessions.expires_at(emulator.access_token) is None
+
+
 def test_a_revoked_token_stays_invalid(emulator, client):
     """All tokens from before the fault stay invalid, even after new tokens were created.
 

@@ -206,11 +206,13 @@ class Sessions:
 
     def expires_at(self, token: str) -> float | None:
         """Return the time at which a token expires, in seconds since the epoch; None if it never
-        expires or is unknown.
+        expires, was expired early or revoked, or is unknown.
         """
         with self._lock:
             known = self._tokens.get(token)
-            return known.made_at + self._life if known and self._life else None
+            if known is None or known.end is not None or not self._life:
+                return None
+            return known.made_at + self._life
 
     @property
     def tenant(self) -> str:

@@ -1,0 +1,259 @@
+"""Those who act on the world: publishers, the network, Salesforce, administrators, an operator.
+
+Each is a thread of the service's machine that waits for a random time and then does something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sfpubsub.emulator.faults.plan import Fault
+from sfpubsub.errors import AuthenticationError, RemoteProtocolError, StreamUnavailableError
+from tests.simulation.network import PAGES
+from tests.simulation.programs import Program
+from tests.simulation.world import DAY, HOUR, World
+
+REST = 3 * HOUR
+"""How long after the last fault everything must be caught up, in seconds. The longest wait of a
+client is the slot's 1,260 s; a session, a backoff and the propagation of a record come on top.
+"""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often each thing happens: the mean time between two, in seconds; 0 for never."""
+
+    publish: float = DAY / 20
+    breaks: float = 2 * HOUR
+    moods: float = 3 * HOUR
+    sign_in: float = DAY
+    admin: float = DAY
+    moves: float = 7 * DAY
+    kills: float = DAY
+    burst: float = 0.02
+    """Probability that many events are published at once."""
+
+
+YEAR = Pace()
+STORM = Pace(
+    publish=1800.0,
+    breaks=900.0,
+    moods=600.0,
+    sign_in=2 * HOUR,
+    admin=2 * HOUR,
+    moves=DAY,
+    kills=HOUR,
+    burst=0.1,
+)
+
+
+class Actors:
+    """All who act, until `stop`.
+
+    Args:
+        world: The world.
+        programs: The programs.
+        pace: How often each acts.
+        only: Names of the actors that act; None for all. A story is shorter with fewer.
+    """
+
+    def __init__(
+        self, world: World, programs: list[Program], pace: Pace, only: Sequence[str] | None
+    ) -> None:
+        self.world, self.programs, self.pace = world, programs, pace
+        self.chance, self.kernel = world.chance, world.kernel
+        self.is_over = False
+        self._stopped: set[str] = set()
+        for name, mean, act in self._all():
+            if mean and (only is None or name in only):
+                self._begin(name, mean, act)
+
+    def _all(self) -> list[tuple[str, float, Callable[[], None]]]:
+        pace = self.pace
+        return [
+            ("publish", pace.publish, self._publish),
+            ("breaks", pace.breaks, self._break),
+            ("moods", pace.moods, self._mood),
+            ("sign_in", pace.sign_in, self._sign_in),
+            ("admin", pace.admin, self._administer),
+            ("moves", pace.moves, self._move),
+            ("kills", pace.kills, self._operate),
+        ]
+
+    def _begin(self, name: str, mean: float, act: Callable[[], None]) -> None:
+        def work() -> None:
+            while True:
+                self.kernel.sleep(self.chance.expovariate(1 / mean))
+                if self.is_over:
+                    return
+                act()
+
+        self.kernel.spawn(self.world.service, name, work)
+
+    def stop(self) -> None:
+        """End all faults: from now on, everything works."""
+        world = self.world
+        self.is_over = True
+        world.network.down = world.login_down = 0.0
+        world.network.page = None
+        world.tell("everything works from now on")
+        for name in sorted(self._stopped):
+            self._run_again(name)
+        for program in self.programs:
+            program.leaving = False
+            program.start()
+
+    # What they do.
+
+    def _publish(self) -> None:
+        count = 1
+        if self.chance.random() < self.pace.burst:
+            count = self.chance.choice((5, 100, 300))
+        self.world.publish(count)
+        if count > 1:
+            self.world.tell(f"{count} events are published")
+
+    def _break(self) -> None:
+        world, chance, kernel = self.world, self.chance, self.kernel
+        names = [each.machine.name for each in self.programs if each.machine is not None]
+        what = chance.random()
+        if what < 0.35:
+            name = chance.choice([None, *names])
+            world.tell(f"connections of {name or 'all'} are reset")
+            if world.network.reset(name):
+                world.reach("reset")
+        elif what < 0.55 and names:
+            name = chance.choice(names)
+            world.tell(f"the connection of {name} falls silent")
+            if world.network.silence(name):
+                world.reach("half-open")
+        elif what < 0.8:
+            seconds = chance.choice((1.0, 20.0, 300.0, 3600.0))
+            if chance.random() < 0.01:
+                seconds = 80 * HOUR
+                world.reach("outage beyond the retention")
+            world.tell(f"the service is down for {seconds:g} s")
+            world.network.down = world.trouble(seconds)
+            world.network.reset()
+            world.reach("service down")
+        else:
+            world.network.page = chance.choice(PAGES)
+            world.tell(f"a proxy answers with a page: {world.network.page[1]}")
+            world.network.reset()
+            kernel.sleep(world.trouble(chance.choice((1.0, 60.0, 500.0))) - kernel.now)
+            world.network.page = None
+            world.reach("proxy page")
+
+    def _mood(self) -> None:
+        chance, faults = self.chance, self.world.org.faults
+        kinds: list[tuple[str, dict[str, object]]] = [
+            ("fail_commit", {}),
+            ("drop_before_commit_answer", {}),
+            ("leave_commit_unanswered", {}),
+            ("coalesce_commits", {}),
+            ("answer_with_events", {}),
+            ("shape_commit_answer", {"tip": chance.choice(("none", "sent", "org"))}),
+            ("shape_commit_answer", {"pending": False}),
+            ("hold_slot", {"seconds": chance.choice((5.0, 100.0, 1200.0))}),
+            ("split_response", {}),
+            ("merge_responses", {}),
+            ("withhold_keepalive", {}),
+            ("move_keepalive_tip", {"advance": chance.choice((0, 3))}),
+            ("drop_call", {}),
+            ("drop_call", {"status": "RESET"}),
+            ("delay_call", {"seconds": chance.choice((1.0, 25.0, 100.0))}),
+            ("drop_stream", {"status": "OK"}),
+            ("refuse", {}),
+        ]
+        kind, params = chance.choice(kinds)
+        self.world.tell(f"the service is in the mood for {kind} {params or ''}")
+        faults.add(Fault(kind, times=chance.choice((1, 1, 3)), **params))
+        self.world.reach(f"mood: {kind}")
+
+    def _sign_in(self) -> None:
+        world, chance = self.world, self.chance
+        sessions = world.org._world.sessions
+        what = chance.random()
+        if what < 0.3:
+            world.tell("all sessions expire")
+            sessions.end_all(expired=True)
+        elif what < 0.5:
+            world.tell("all sessions are revoked")
+            sessions.end_all(expired=False)
+        else:
+            failure, text = chance.choice(
+                (
+                    (StreamUnavailableError, "the login host did not answer"),
+                    (RemoteProtocolError, "the login host returned status 200 with HTML"),
+                    (AuthenticationError, "the login host refused the sign-in: invalid_grant"),
+                )
+            )
+            seconds = chance.choice((5.0, 100.0, 500.0))
+            world.tell(f"for {seconds:g} s, {text}")
+            world.login_failure = lambda: failure(text)
+            world.login_down = world.trouble(seconds)
+            if chance.random() < 0.7:
+                sessions.end_all(expired=True)
+
+    def _administer(self) -> None:
+        world, chance, kernel = self.world, self.chance, self.kernel
+        managed = [each for each in self.programs if each.managed]
+        if not managed:
+            return
+        program = chance.choice(managed)
+        name = program.name
+        if name in self._stopped:
+            return
+        world.tell(f"an administrator stops {name}")
+        program.position_lost()
+        self._change(name, "STOP")
+        self._stopped.add(name)
+        kernel.sleep(chance.choice((0.5, 30.0, 1000.0, 5 * HOUR)))
+        if not self.is_over:
+            self._run_again(name)
+
+    def _run_again(self, name: str) -> None:
+        self.world.tell(f"an administrator starts {name}")
+        self._change(name, "RUN")
+        self._stopped.discard(name)
+
+    def _change(self, name: str, state: str) -> None:
+        managed = self.world.org.managed
+        record = managed.get(name)
+        assert record is not None
+        managed.change(
+            record.subscription_id,
+            label=record.label,
+            default_replay=record.default_replay,
+            error_recovery_replay=record.error_recovery_replay,
+            state=state,  # type: ignore[arg-type]
+        )
+
+    def _move(self) -> None:
+        world = self.world
+        world.tell("the org is moved to another instance")
+        world.network.down = world.trouble(self.chance.choice((0.0, 60.0, 1800.0)))
+        world.org.bus.move()
+        world.renumbered()
+        for program in self.programs:
+            program.position_lost(moved=True)
+        world.network.reset()
+        world.reach("org moved")
+
+    def _operate(self) -> None:
+        chance, kernel = self.chance, self.kernel
+        program = chance.choice(self.programs)
+        if program.machine is None:
+            return
+        if chance.random() < 0.6:
+            program.kill()
+        else:
+            self.world.tell(f"{program.name} is asked to end")
+            program.leave()
+        seconds = chance.choice((0.1, 3.0, 200.0, 3 * HOUR))
+        if chance.random() < 0.01:
+            seconds = 80 * HOUR
+        kernel.sleep(seconds)
+        if not self.is_over:
+            program.start()
