@@ -132,17 +132,3 @@ def test_old_files_are_removed_when_their_version_is_old_enough(
     list(maintain(spark, tmp_path, format="delta", keep_versions=days * 86_400.0))
     left = set((tmp_path / "Order_Event__e").rglob("*.parquet"))
     assert bool(files - left) == are_removed
-
-
-@pytest.mark.skipif(TABLE_FORMAT != "delta", reason="Iceberg has no such property")
-def test_a_table_of_records_keeps_itself_small(spark: SparkSession, tmp_path: Path):
-    """Many small steps do not leave a file each: Delta rewrites them as part of a step."""
-    with open_target(spark, tmp_path, TABLE_FORMAT) as target:
-        target.spark.conf.set("spark.databricks.delta.autoCompact.minNumFiles", "4")
-        table = target.table("Account")
-        table.make(COLUMNS, merged=True)
-        for step in range(1, 7):
-            rows = target.spark.createDataFrame([(step,)], "ingest_seq BIGINT")
-            table.merge(rows, "t.ingest_seq = s.ingest_seq", step)
-        assert table.store.files().count < 4
-        assert (table.step(), table.read().count()) == (6, 6)

@@ -87,11 +87,6 @@ _BOUNDED = (
     "_piece",
 )
 
-# Properties of a table with many small changes: mark rows as deleted instead of rewriting files,
-# and rewrite small files as one when there are 50
-# (spark.databricks.delta.autoCompact.minNumFiles).
-_MERGED = {"delta.enableDeletionVectors": "true", "delta.autoOptimize.autoCompact": "true"}
-
 # Commits between checkpoints of the log, each of which costs Spark six jobs. Delta's default of 10
 # is too frequent for tables with a small commit every few seconds. A new reader reads at most this
 # many small log files.
@@ -249,7 +244,7 @@ class DeltaStore(TableStore):
             "delta.dataSkippingStatsColumns": ",".join(
                 name for name in _BOUNDED if name in columns.names
             ),
-            **(_MERGED if merged else {}),
+            **({"delta.enableDeletionVectors": "true"} if merged else {}),
             **properties,
         }
         if partition is not None and not self._place.in_catalog:
