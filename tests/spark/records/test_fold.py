@@ -14,15 +14,18 @@ from sfpubsub.avro.columns import columns_of, merge, paths_of
 from sfpubsub.avro.typed_rows import Plan, decode_rows
 from sfpubsub.spark.records.fold import Change, Cue, Fields, Fold, ObjectCue, Reason
 from sfpubsub.spark.records.queue import new_epochs
+from sfpubsub.spark.records.reads import AsOf, Read
 from sfpubsub.spark.records.rows import (
     BEFORE,
     CHANGE,
     CLOSED,
     CUE,
     CURRENT,
+    FOUND,
     VERSION,
     Merging,
     merge_rows,
+    struct_of,
 )
 from tests.avro.test_columns import raw_rows
 from tests.spark.tables.change_streams import Org, Published, arrivals, schema_text
@@ -216,3 +219,28 @@ def test_an_org_move_is_recorded_once_and_changes_ordered_by_time():
     assert new_epochs([], [(10, 60), (20, 50), (49, 70)]) == [50]
     assert new_epochs([50], [(10, 90), (49, 51)]) == []
     assert new_epochs([50], [(60, 90)]) == [90]
+
+
+def test_of_two_rows_of_a_record_in_one_read_the_later_state_counts():
+    """A record that changes while a read of changed records pages through them is returned twice.
+    The rows of one merge have no order, so the stamp decides.
+    """
+    types = pa.schema([("Phone", pa.string())])
+    read = Read(AsOf(0), None, None)
+    merging = Merging(Fields(types.names, {}, {}), types, read=read)
+    stamps = [datetime(2026, 11, 28, hour, tzinfo=UTC) for hour in (1, 2)]
+    for order in (stamps, stamps[::-1]):
+        rows = [
+            {
+                "record_id": "001A",
+                "_part": FOUND,
+                "_is_deleted": False,
+                "_unfit": False,
+                "Phone": str(stamp.hour),
+                "_read": struct_of(read, stamp),
+            }
+            for stamp in order
+        ]
+        table = pa.Table.from_pylist(rows, merging.input)
+        (batch,) = merge_rows(table.to_batches(), merging)
+        assert [row["Phone"] for row in batch.to_pylist()] == ["2"]

@@ -175,7 +175,7 @@ class OrgReads:
 
     def _by_stamps(self, first: datetime, of: Reading, marker: Marker) -> Iterator[Marker]:
         sent = time.monotonic()
-        page = self._changed(of, marker, first)
+        page, last = self._changed(of, marker, first)
         begun = self._sent(sent)
         quiet = begun - self._delay
         marker = replace(marker, through=quiet, derived_at=self._derived_at(begun))
@@ -196,7 +196,7 @@ class OrgReads:
                 rows += [row for row in page if row.keys() >= selected and news.has(row)]
                 marker = replace(marker, is_last=len(page) < _PAGE)
                 if not marker.is_last:
-                    page = self._changed(of, marker, first, page[-1])
+                    page, last = self._changed(of, marker, first, last)
             part = _with_flags(values.of_json(of.columns, rows, self._findings), rows, found=True)
             marker = replace(
                 marker, until=self._until(), rows=marker.rows + len(rows), size=len(rows)
@@ -207,14 +207,17 @@ class OrgReads:
 
     def _changed(
         self, of: Reading, marker: Marker, first: datetime, last: Mapping[str, Any] | None = None
-    ) -> list[Mapping[str, Any]]:
-        """Return the next records in the order of their stamps, at most `_PAGE`.
+    ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any] | None]:
+        """Return the next records in the order of their stamps, at most `_PAGE`, and the last key.
+
+        The last key is the id and the stamp after which the next page begins. The last record may
+        have got another stamp by the time when it is retrieved.
 
         Args:
             of: The object.
             marker: The marker with the fields to select.
             first: The lowest stamp.
-            last: The last record of the page before; None for the first page.
+            last: The last key of the page before; None for the first page.
         """
         where = _since(first)
         if last is not None:
@@ -224,11 +227,12 @@ class OrgReads:
         order = f"{where} ORDER BY {STAMP}, Id LIMIT {_PAGE}"
         soql = _select(of.entity, marker.selected, order)
         if len(soql) < _LONGEST_QUERY:
-            return _page(self._reader, soql)
+            page = _page(self._reader, soql)
+            return page, page[-1] if page else None
         keys = _page(self._reader, _select(of.entity, ("Id", STAMP), order))
         found = self._retrieved(of.entity, [key["Id"] for key in keys], marker.selected)
         # A record that is purged meanwhile leaves its key, for the next page.
-        return [found[key["Id"]] or key for key in keys]
+        return [found[key["Id"]] or key for key in keys], keys[-1] if keys else None
 
     def _retrieved(
         self, entity: str, ids: Sequence[str], selected: Sequence[str]

@@ -331,7 +331,15 @@ def _take(
         if part == FOUND:
             is_deleted, unfit = bool(facts["_is_deleted"]), bool(facts["_unfit"])
             stamp = (facts["_read"] or {}).get("stamp")
-            known.row = Row(values, is_deleted, merging.unread, unfit, stamp, facts["_derived_at"])
+            row = Row(values, is_deleted, merging.unread, unfit, stamp, facts["_derived_at"])
+            # A record that changes during a read of changed records can be on two of its pages.
+            if (
+                known.row is None
+                or known.row.stamp is None
+                or row.stamp is None
+                or row.stamp >= known.row.stamp
+            ):
+                known.row = row
 
 
 def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[Any, ...]]:
