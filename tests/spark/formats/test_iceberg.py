@@ -270,6 +270,26 @@ def test_a_step_of_which_nothing_is_left_is_not_guessed(
 
 
 @pytest.mark.parametrize("step", ["_publish", "_finish"])
+def test_maintenance_finishes_what_a_killed_process_has_left(
+    spark: SparkSession, tmp_path: Path, monkeypatch, step: str
+):
+    """Before snapshots expire, what they tell of a killed change is stored, and its branch dropped.
+    So the table goes on, however long nobody changes it and whatever other programs do then.
+    """
+    with open_target(spark, tmp_path, "iceberg") as target:
+        table = target.table("T")
+        table.make(COLUMNS)
+        table.append([parquet_of(rows(0))], 1)
+        with killed_before(monkeypatch, step):
+            table.append([parquet_of(rows(1))], 2)
+        table.store.expire(0.0)
+        World(spark, tmp_path / "T").bury()
+        assert table.step() == (2 if step == "_finish" else 1)
+        table.append([parquet_of(rows(1))], 2)
+        assert (table.step(), seqs(table)) == (2, [0, 1])
+
+
+@pytest.mark.parametrize("step", ["_publish", "_finish"])
 def test_the_rows_tell_a_raw_table_where_to_go_on(
     spark: SparkSession, tmp_path: Path, monkeypatch, step: str
 ):

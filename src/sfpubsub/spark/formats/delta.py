@@ -206,7 +206,10 @@ class DeltaStore(TableStore):
 
     def insert(self, rows: DataFrame, number: int, note: str) -> bool:
         """See `TableStore`."""
-        self._save(self._numbered(rows, number, note))
+        # A compaction that Delta adds to the commit takes its note from the session, in which
+        # another thread may have set that of another table.
+        with self._sessions.settings({NOTE_SETTING: note}):
+            self._save(self._numbered(rows, number, note))
         return self._is_made(number, note)
 
     def delete(self, condition: str, number: int, note: str) -> bool:

@@ -264,6 +264,11 @@ class IcebergStore(TableStore):
             creation = creation.partitionedBy(nothing[partition])
         creation.create()
 
+    def adopt(self) -> None:
+        """See `TableStore`."""
+        if IDENTITY not in self.properties():
+            self.set({IDENTITY: uuid.uuid4().hex})
+
     def widen(self, columns: StructType) -> None:
         """See `TableStore`."""
         missing = list(_missing(self.columns(), columns))
@@ -337,7 +342,18 @@ class IcebergStore(TableStore):
         )
 
     def expire(self, age: float) -> None:
-        """See `TableStore`. Our notes outlive their snapshots."""
+        """See `TableStore`.
+
+        Our notes outlive their snapshots. What killed processes have left is dropped first, while
+        the snapshots that tell what was published still exist.
+        """
+        self.number()  # raises an error if they do not
+        history = self.history()
+        newest = next((each for each in history.main() if self._is_ours(each.note)), None)
+        if history.left and newest is not None:
+            self._finish(newest, history.refs)
+        elif history.left:
+            self._drop(history.refs)
         oldest = datetime.now(UTC) - timedelta(seconds=age)
         text = oldest.strftime("%Y-%m-%d %H:%M:%S")
         self._call(
@@ -467,6 +483,9 @@ class IcebergStore(TableStore):
     def _finish(self, published: Snapshot, refs: Iterable[str]) -> None:
         """Copy the note of a published snapshot, and drop those of *refs* that are our branches."""
         self.set({self._key: str(published.note), COPIED: str(published.id)})
+        self._drop(refs)
+
+    def _drop(self, refs: Iterable[str]) -> None:
         for name in refs:
             if name.startswith(_STAGED):
                 with suppress(*SPARK_ERRORS):  # the next change drops it

@@ -196,6 +196,9 @@ class TableStore(ABC):
         """Return the table's columns."""
         return self.read().schema
 
+    def adopt(self) -> None:  # noqa: B027  # only some formats have something to do
+        """Prepare a table that another program has created, before its first change."""
+
     @abstractmethod
     def widen(self, columns: StructType) -> None:
         """Add the columns, and the fields at every depth, that the table lacks."""

@@ -427,6 +427,7 @@ class LoggedTable(RawTable):
             raise ConfigurationError(
                 f"{self.place} has rows that sfpubsub did not write: choose another destination"
             )
+        self._store.adopt()
         return State.first(self._sources, self._writer)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import date
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, WriteError
@@ -102,14 +103,15 @@ def maintain(
             age = OWN_VERSIONS if name.startswith("_") else keep_versions
             try:
                 files = store.files()
-                is_due = needs_compaction(files)
-                if is_due and not dry_run:
+                is_compacted = needs_compaction(files)
+                if is_compacted and not dry_run:
                     store.compact(where)
+                    is_compacted = store.files().count < files.count
                 if age is not None and not dry_run:
                     store.expire(age)
             except (FormatError, *SPARK_ERRORS, pa.ArrowException) as error:
                 raise WriteError(f"{name} was not maintained: {first_line(error)}") from error
-            yield Maintained(name, files.count, files.size, is_due, age is not None)
+            yield Maintained(name, files.count, files.size, is_compacted, age is not None)
 
 
 def needs_compaction(files: Files) -> bool:
@@ -131,8 +133,10 @@ def _raw_table(
     store = raw_store(Sessions(spark, place), place)
     try:
         return (place, store) if store.exists() and store.told().note is not None else None
-    except (ConfigurationError, *SPARK_ERRORS):
+    except (ConfigurationError, AnalysisException):  # of another format, or the name of a schema
         return None
+    except SPARK_ERRORS as error:
+        raise WriteError(f"{place} cannot be read: {first_line(error)}") from error
 
 
 @contextmanager
@@ -161,5 +165,7 @@ def _targets(spark: SparkSession, to: str | os.PathLike[str], format_: str) -> I
                 f"{place} is neither a raw table nor has it tables that sfpubsub created, in "
                 f"format {format_}: check the location and the format"
             )
-        yield ((name, target.table(name).store, None) for name in names)
-        target.finish(0)
+        try:
+            yield ((name, target.table(name).store, None) for name in names)
+        finally:
+            target.finish(0)
