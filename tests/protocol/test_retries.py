@@ -122,6 +122,19 @@ def test_rejected_sessions_are_fatal_after_their_time_limit() -> None:
     assert error.__cause__ is refused.error
 
 
+def test_a_held_slot_shows_that_the_session_was_accepted() -> None:
+    """Refused sessions count from the first one after the service has said that another client
+    holds the managed subscription: so pages of a proxy, far apart, do not end it.
+    """
+    judge, step = retries(), TIMES.session_budget * 0.6
+    for number in range(4):
+        refused = judge.judge(failure(FailureKind.REAUTHENTICATE), 2 * number * step, 0.5)
+        assert refused.error is None
+        judge.renewed()
+        held = judge.judge(failure(FailureKind.SLOT_HELD), (2 * number + 1) * step, 0.5)
+        assert held.error is None
+
+
 def test_expired_session_is_renewed_at_once() -> None:
     """An expired session is first renewed without delay; if the new session is rejected too, the
     next renewal is delayed.

@@ -189,7 +189,8 @@ class Retries:
 
     def _busy(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
         spent = self._count(_Trouble.BUSY, error, now)
-        self._spent[_Trouble.DOWN] = 0.0  # the service answers; only the slot is occupied
+        # The service answers, and has accepted the session; only the slot is occupied.
+        self._spent[_Trouble.DOWN] = self._spent[_Trouble.SHUT_OUT] = 0.0
         if spent < self._timings.slot_timeout:
             return Verdict(Signal.BUSY, now + self._slot.next(jitter))
         busy = SubscriptionBusyError(
