@@ -151,7 +151,8 @@ def schemas_in(rows: pa.Table) -> dict[str, str]:
 def renumbered(rows: pa.Table, first_seq: int) -> pa.Table:
     """Return *rows* with ``ingest_seq`` counting from *first_seq*."""
     numbers = pa.array(range(first_seq, first_seq + len(rows)), pa.int64())
-    return rows.set_column(rows.schema.get_field_index("ingest_seq"), "ingest_seq", numbers)
+    place = rows.schema.get_field_index("ingest_seq")
+    return rows.set_column(place, rows.schema.field(place), numbers)
 
 
 def of_org(rows: pa.Table, org_id: str | None) -> pa.Table:
@@ -159,7 +160,8 @@ def of_org(rows: pa.Table, org_id: str | None) -> pa.Table:
     if not org_id:
         return rows
     place = rows.schema.get_field_index("org_id")
-    return rows.set_column(place, "org_id", pc.fill_null(rows["org_id"], org_id))
+    filled = pc.fill_null(rows["org_id"], org_id)
+    return rows.set_column(place, rows.schema.field(place), filled)
 
 
 def joined_keys(keys: pa.Array | pa.ChunkedArray) -> bytes:
