@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.spark.formats.target import Target
 from sfpubsub.spark.mirror.log import Marker, ReadLog, rows_in
 from sfpubsub.spark.mirror.tables import _may_share
@@ -29,7 +30,7 @@ def rows(*ids: str) -> pa.Table:
     """Return one row for each record id."""
     flags = {"_is_deleted": False, "_found": True, "_unfit": False}
     found = [{"record_id": each, **flags, **dict.fromkeys(FIELDS, "x")} for each in ids]
-    types = {"record_id": pa.string(), **dict.fromkeys(flags, pa.bool_())}
+    types = {"record_id": pa.string(), **dict.fromkeys(flags, pa.bool_()), "_stamp": TIME}
     return pa.Table.from_pylist(
         found, pa.schema([*types.items(), *((name, pa.string()) for name in FIELDS)])
     )
