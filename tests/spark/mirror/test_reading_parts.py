@@ -303,7 +303,7 @@ def test_row_from_a_read_alone_is_complete():
     assert rows is not None
     found = [(r["Name"], r["_complete"], r["_is_deleted"]) for r in rows.to_pylist()]
     assert found == [("a", True, False), ("b", False, False), ("c", True, True)]
-    assert {(r["_read"]["until"], r["_read"]["stamp"]) for r in rows.to_pylist()} == {(AT, AT)}
+    assert {(r["_read"]["until"], r["_stamp"]) for r in rows.to_pylist()} == {(AT, AT)}
     assert {r["_derived_at"] for r in rows.to_pylist()} == {AT}
 
     row = made(merging)

@@ -237,7 +237,8 @@ def test_of_two_rows_of_a_record_in_one_read_the_later_state_counts():
                 "_is_deleted": False,
                 "_unfit": False,
                 "Phone": str(stamp.hour),
-                "_read": struct_of(read, stamp),
+                "_read": struct_of(read),
+                "_stamp": stamp,
             }
             for stamp in order
         ]

@@ -124,6 +124,7 @@ def plain(row: dict[str, Any], more: Sequence[str] = ()) -> dict[str, Any]:
         "record_id",
         *FLAGS,
         "_read",
+        "_stamp",
         "_derived_at",
         "valid_from",
         "valid_to",

@@ -42,7 +42,7 @@ FLAGS = pa.schema(
     ]
 )
 
-# How a table stores the newest read merged into a row: see `Read`, and `Mirrored.stamp`.
+# How a table stores the newest read merged into a row: see `Read`.
 READ_TYPE = pa.struct(
     [
         ("ingest_seq", pa.int64()),
@@ -51,10 +51,10 @@ READ_TYPE = pa.struct(
         ("since_number", pa.int64()),
         ("since_sequence", pa.int64()),
         ("until", TIME),
-        ("stamp", TIME),
     ]
 )
-READ = pa.schema([("_read", READ_TYPE), ("_derived_at", TIME)])
+# `Mirrored.stamp` and `Mirrored.derived_at` of the row that it returned.
+READ = pa.schema([("_read", READ_TYPE), ("_stamp", TIME), ("_derived_at", TIME)])
 
 # Further columns of a history table: when a version was valid, and whether a read has found it,
 # which no event tells.
@@ -211,10 +211,9 @@ def rows_without(rows: pa.Table, merging: Merging) -> pa.Table | None:
     columns["_complete"] = pc.and_(columns["_complete"], pc.invert(rows["_unfit"]))
     read = said["_read"] or dict.fromkeys(READ_TYPE.names)
     parts = [pa.repeat(pa.scalar(read[part.name], part.type), len(rows)) for part in READ_TYPE]
-    for name in ("until", "stamp"):
-        parts[READ_TYPE.get_field_index(name)] = rows[f"_{name}"].combine_chunks()
+    parts[READ_TYPE.get_field_index("until")] = rows["_until"].combine_chunks()
     columns["_read"] = pa.StructArray.from_arrays(parts, fields=list(READ_TYPE))
-    columns["_derived_at"] = rows["_derived_at"]
+    columns |= {name: rows[name] for name in ("_stamp", "_derived_at")}
     return pa.table(columns, schema=pa.schema([*types, *FLAGS, *READ]))
 
 
@@ -248,13 +247,8 @@ def _as_type(rows: pa.Table, wanted: pa.Field) -> pa.Array | None:
     return pa.StructArray.from_arrays(members, fields=list(wanted.type), mask=column.is_null())
 
 
-def struct_of(read: Read | None, stamp: datetime | None = None) -> dict[str, Any] | None:
-    """Convert *read* to the struct that a table stores (`READ_TYPE`); None if *read* is None.
-
-    Args:
-        read: The newest read merged into a row.
-        stamp: The stamp of the row that it returned.
-    """
+def struct_of(read: Read | None) -> dict[str, Any] | None:
+    """Convert *read* to the struct that a table stores (`READ_TYPE`); None if *read* is None."""
     if read is None:
         return None
     timestamp, number, sequence = read.since or (None, None, None)
@@ -265,7 +259,6 @@ def struct_of(read: Read | None, stamp: datetime | None = None) -> dict[str, Any
         "since_number": number,
         "since_sequence": sequence,
         "until": read.until,
-        "stamp": stamp,
     }
 
 
@@ -312,9 +305,9 @@ def _take(
     if part == CHANGE:
         known.changes.append(_change_of(facts, values))
     elif part == BEFORE:
-        stamp = (facts["_read"] or {}).get("stamp")
+        read = read_from(facts["_read"])
         known.mirrored = Mirrored(
-            _record_of(facts, values), read_from(facts["_read"]), stamp, facts["_derived_at"]
+            _record_of(facts, values), read, facts["_stamp"], facts["_derived_at"]
         )
     elif part == ENTRY:
         cue = Cue(
@@ -330,8 +323,8 @@ def _take(
         known.is_absent = part == ABSENT
         if part == FOUND:
             is_deleted, unfit = bool(facts["_is_deleted"]), bool(facts["_unfit"])
-            stamp = (facts["_read"] or {}).get("stamp")
-            row = Row(values, is_deleted, merging.unread, unfit, stamp, facts["_derived_at"])
+            stamp, derived_at = facts["_stamp"], facts["_derived_at"]
+            row = Row(values, is_deleted, merging.unread, unfit, stamp, derived_at)
             # A record that changes during a read of changed records can be on two of its pages.
             if (
                 known.row is None
@@ -411,7 +404,8 @@ def _row_of(record_id: str, mirrored: Mirrored) -> tuple[Any, ...]:
         record.sequence_number,
         record.ingest_seq,
         record.change_type,
-        struct_of(mirrored.read, mirrored.stamp),
+        struct_of(mirrored.read),
+        mirrored.stamp,
         mirrored.derived_at,
     )
 

@@ -122,10 +122,12 @@ class RecordTable:
         self._removes = removes
         self._describe = describe
         facts = self.table.facts()
-        # A rebuild may add a history table, which is made with the first schema.
-        is_made = self._history is None or self._history.exists()
-        self._schemas: list[str] = json.loads(facts.get("schema_ids", "[]")) if is_made else []
+        self._schemas: list[str] = json.loads(facts.get("schema_ids", "[]"))
         self._columns = Columns.from_json(facts["columns"]) if facts else None
+        if self._columns is not None:
+            # An earlier version may have made the tables with fewer columns of its own, and a
+            # rebuild may add a history table.
+            self._make(self._columns, self._schemas)
 
     @property
     def columns(self) -> Columns:
@@ -175,8 +177,10 @@ class RecordTable:
         return new
 
     def _keep(self, columns: Columns, schemas: list[str]) -> None:
-        if columns == self._columns and schemas == self._schemas:
-            return
+        if columns != self._columns or schemas != self._schemas:
+            self._make(columns, schemas)
+
+    def _make(self, columns: Columns, schemas: list[str]) -> None:
         kept = [*_ID, *columns.schema, *FLAGS, *READ]
         if self._history is not None:
             self._history.make(pa.schema([*kept, *VALIDITY]), {"kind": KINDS[1]}, merged=True)
@@ -308,7 +312,8 @@ class RecordTable:
         given |= {
             "_is_deleted": "_is_deleted",
             "_unfit": "_unfit",
-            "_read": _of_row_sql("_until", "_stamp"),
+            "_read": _of_row_sql("_until"),
+            "_stamp": "_stamp",
             "_derived_at": "_derived_at",
             "_part": f"IF(_found, {FOUND}, {ABSENT})",
         }
@@ -366,7 +371,7 @@ class RecordTable:
         given |= {**own, "_is_deleted": "_is_deleted"}
         given["_complete"] += " AND NOT _unfit"
         read = said["_read"] or dict.fromkeys(READ_TYPE.names)
-        given["_read"] = _read_sql(read, "_read.until", "_read.stamp")
+        given |= {"_read": _read_sql(read, "_read.until"), "_stamp": "_stamp"}
         given["_derived_at"] = "_derived_at"
         return rows.selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in given.items()))
 
@@ -506,11 +511,11 @@ def _time_sql(time: datetime | None) -> str:
     return f"TIMESTAMP{sql_text(time.astimezone(UTC).strftime('%Y-%m-%d %H:%M:%S.%f'))}"
 
 
-def _of_row_sql(until: str, stamp: str = "CAST(NULL AS TIMESTAMP)") -> str:
-    return _read_sql(dict.fromkeys(READ_TYPE.names), until, stamp)
+def _of_row_sql(until: str) -> str:
+    return _read_sql(dict.fromkeys(READ_TYPE.names), until)
 
 
-def _read_sql(read: Mapping[str, Any], until: str, stamp: str) -> str:
+def _read_sql(read: Mapping[str, Any], until: str) -> str:
     members = [
         ("ingest_seq", _number_sql(read["ingest_seq"])),
         ("step", _number_sql(read["step"])),
@@ -518,7 +523,6 @@ def _read_sql(read: Mapping[str, Any], until: str, stamp: str) -> str:
         ("since_number", _number_sql(read["since_number"])),
         ("since_sequence", _number_sql(read["since_sequence"])),
         ("until", until),
-        ("stamp", stamp),
     ]
     return f"named_struct({', '.join(f'{sql_text(name)}, {sql}' for name, sql in members)})"
 
