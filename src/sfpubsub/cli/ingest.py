@@ -16,7 +16,13 @@ from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.params import Channel, ManagedName, ReadingCommand, Seconds, TableLocation, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.source_watch import SourceWatch
-from sfpubsub.cli.spark_options import pairs, require_spark, spark_options, spark_settings
+from sfpubsub.cli.spark_options import (
+    maintain_option,
+    pairs,
+    require_spark,
+    spark_options,
+    spark_settings,
+)
 from sfpubsub.cli.watching import Address, http_option, watching
 from sfpubsub.monitoring.text import counted
 from sfpubsub.spark.formats import RAW_FORMATS
@@ -150,6 +156,7 @@ if TYPE_CHECKING:
     help="What to do with an event that cannot be decoded: store it in the table's quarantine, "
     "write a row without JSON, only count it, or stop the job.",
 )
+@maintain_option
 @http_option
 @service_options
 def ingest(
@@ -173,6 +180,7 @@ def ingest(
     fallback: str | None,
     on_source_failure: OnFailure,
     on_undecodable: OnUndecodable,
+    maintain: bool,
     http: Address | None,
     **service: str | None,
 ) -> None:
@@ -226,6 +234,7 @@ def ingest(
         until_caught_up=once,
         on_source_failure=on_source_failure,
         on_undecodable=on_undecodable,
+        maintain=maintain,
         staging=staging,
         table_properties=dict(table_properties),
     )

@@ -17,7 +17,12 @@ from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.params import Duration, ManagedName, Seconds, TableLocation, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.source_watch import SourceWatch
-from sfpubsub.cli.spark_options import require_spark, spark_options, spark_settings
+from sfpubsub.cli.spark_options import (
+    maintain_option,
+    require_spark,
+    spark_options,
+    spark_settings,
+)
 from sfpubsub.cli.step_watch import StepWatch
 from sfpubsub.cli.watching import Address, http_option, watching
 from sfpubsub.monitoring.metrics import Metric
@@ -137,6 +142,7 @@ def mirror() -> None:
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
+@maintain_option
 @http_option
 @service_options
 def run(
@@ -162,6 +168,7 @@ def run(
     master: str | None,
     conf: tuple[tuple[str, str], ...],
     packages: tuple[str, ...],
+    maintain: bool,
     http: Address | None,
     **service: str | None,
 ) -> None:
@@ -197,6 +204,7 @@ def run(
             sweep=sweep,
             start=start,
             batch_seconds=batch_seconds,
+            maintain=maintain,
             api_calls_per_day=api_calls_per_day,
         ),
         options=service,

@@ -39,6 +39,18 @@ def require_spark(command: str, *also: str) -> None:
         raise MissingExtraError(command, "spark")
 
 
+# Passed to the command as a bool.
+maintain_option = click.option(
+    "--maintain",
+    type=click.Choice(["auto", "never"]),
+    callback=lambda _context, _parameter, value: value == "auto",
+    default="auto",
+    show_default=True,
+    help="Whether many small files are rewritten as a few larger ones: those of a raw table once a "
+    "day, and those of other tables when there is nothing else to do.",
+)
+
+
 def spark_options(command: F) -> F:
     """Add the options ``--conf`` and ``--packages`` to a command.
 

@@ -17,7 +17,12 @@ from sfpubsub.cli.live import echo
 from sfpubsub.cli.main import FAILED, INTERRUPTED
 from sfpubsub.cli.params import TableLocation, confirm
 from sfpubsub.cli.service import StopRequest
-from sfpubsub.cli.spark_options import require_spark, spark_options, spark_settings
+from sfpubsub.cli.spark_options import (
+    maintain_option,
+    require_spark,
+    spark_options,
+    spark_settings,
+)
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.step_watch import StepWatch
 from sfpubsub.cli.watching import Address, http_option, watching
@@ -81,6 +86,7 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="With rebuild: do not ask for confirmation.")
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
+@maintain_option
 @http_option
 def tables(
     what: str | None,
@@ -96,6 +102,7 @@ def tables(
     master: str | None,
     conf: tuple[tuple[str, str], ...],
     packages: tuple[str, ...],
+    maintain: bool,
     http: Address | None,
 ) -> None:
     """Decode a raw table into typed tables: one per event type, with a column per field.
@@ -162,6 +169,7 @@ def tables(
                 objects=[name.strip() for name in objects.split(",")] if objects else [],
                 current=current,
                 history=history,
+                maintain=maintain,
                 for_rebuild=what == "rebuild",
             )
         )

@@ -6,6 +6,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable
+from importlib import import_module
 
 import pyarrow as pa
 import pytest
@@ -119,6 +120,21 @@ def test_rows_of_an_earlier_version_can_be_read(open_writer):
     assert [row["n"] for row in writer.store.read(version=version).collect()] == [1]
     assert not writer.store.is_restored_since(version)
     assert writer.numbers() == [1, 2]
+
+
+def test_only_small_files_are_compacted(open_writer, monkeypatch):
+    """Files that are large enough stay, so a table that grows is not rewritten each time."""
+    writer = open_writer()
+    for number in (1, 2, 3):
+        writer.change("append", number)
+    module = import_module(f"sfpubsub.spark.formats.{TABLE_FORMAT}")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "DONE_BYTES", 1)
+        writer.store.compact()
+    assert writer.store.files().count == 3
+    writer.store.compact()
+    assert (writer.store.files().count, writer.numbers()) == (1, [1, 2, 3])
+    assert writer.change("append", 4)
 
 
 def test_columns_that_rows_lack_are_null(open_writer):

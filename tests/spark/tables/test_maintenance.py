@@ -13,13 +13,15 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark import EventWriter
-from sfpubsub.spark.formats.store import Files
+from sfpubsub.spark.formats import FormatError, store
+from sfpubsub.spark.formats.store import MOST_FILES, SMALL_BYTES, Files, TableStore
 from sfpubsub.spark.formats.target import parquet_of
 from sfpubsub.spark.tables import maintenance, open_target
-from sfpubsub.spark.tables.maintenance import MOST_FILES, SMALL_BYTES, maintain, needs_compaction
+from sfpubsub.spark.tables.maintenance import maintain
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import ids_of
 from tests.spark.sample_events import NOW, TOPIC, batch_of
+from tests.spark.tables.raw_world import ORDER, Raw
 
 COLUMNS = pa.schema([("ingest_seq", pa.int64())])
 
@@ -35,7 +37,7 @@ COLUMNS = pa.schema([("ingest_seq", pa.int64())])
 )
 def test_only_many_small_files_are_worth_rewriting(files: Files, is_due: bool):
     """A few files, or large ones, are left alone, so that a second run has nothing to do."""
-    assert needs_compaction(files) == is_due
+    assert files.are_many_and_small == is_due
 
 
 def test_tables_of_a_target_are_compacted_and_go_on(
@@ -44,7 +46,7 @@ def test_tables_of_a_target_are_compacted_and_go_on(
     """The rows and the step of each table stay, and the next step is made. A dry run only tells,
     and a table in use is not touched.
     """
-    monkeypatch.setattr(maintenance, "MOST_FILES", 4)
+    monkeypatch.setattr(store, "MOST_FILES", 4)
     with open_target(spark, tmp_path, TABLE_FORMAT) as target:
         for name in ("Order_Event__e", "_steps"):
             table = target.table(name)
@@ -74,10 +76,10 @@ def test_past_days_of_a_raw_table_are_compacted_and_its_writer_goes_on(
     spark: SparkSession, tmp_path: Path, monkeypatch
 ):
     """Today's files stay. The next writer finds position and keys, so no event is stored twice."""
-    monkeypatch.setattr(maintenance, "MOST_FILES", 4)
+    monkeypatch.setattr(store, "MOST_FILES", 4)
     times = [NOW]
     options = {"format": TABLE_FORMAT, "topic": TOPIC, "clock": lambda: times[-1]}
-    with EventWriter(spark, tmp_path / "orders", **options) as writer:
+    with EventWriter(spark, tmp_path / "orders", maintain=False, **options) as writer:
         for count in (2, 4, 6):
             writer.write(batch_of(range(count)))
         times.append(NOW + 2 * 86_400)
@@ -92,6 +94,60 @@ def test_past_days_of_a_raw_table_are_compacted_and_its_writer_goes_on(
         result = writer.write(batch_of(range(12)))
     assert (result.rows, result.duplicates, result.first_seq) == (2, 10, 10)
     assert ids_of(tmp_path / "orders", TABLE_FORMAT) == [f"event-{n}" for n in range(12)]
+
+
+def test_a_writer_compacts_the_days_before_at_the_first_write_of_a_day(
+    spark: SparkSession, tmp_path: Path, monkeypatch
+):
+    """It does so in a later process too, and its next write is appended as always."""
+    monkeypatch.setattr(store, "MOST_FILES", 3)
+    place = tmp_path / "orders"
+    times = [NOW]
+    options = {"format": TABLE_FORMAT, "topic": TOPIC, "clock": lambda: times[-1]}
+    with EventWriter(spark, place, **options) as writer:
+        for count in (2, 4, 6):
+            writer.write(batch_of(range(count)))
+    times.append(NOW + 86_400)
+    with EventWriter(spark, place, **options) as writer:
+        writer.write(batch_of(range(8)))
+        writer.write(batch_of(range(10)))
+    (found,) = maintain(spark, place, format=TABLE_FORMAT, clock=lambda: times[-1], dry_run=True)
+    assert found.files == 3
+    assert ids_of(place, TABLE_FORMAT) == [f"event-{n}" for n in range(10)]
+
+
+def test_a_job_compacts_its_tables_when_it_has_nothing_else_to_do(
+    spark: SparkSession, tmp_path: Path, monkeypatch, caplog
+):
+    """After a number of steps, each table with many small files gets fewer, whoever made the steps.
+
+    The job goes on, also if a table cannot be compacted.
+    """
+    monkeypatch.setattr(store, "MOST_FILES", 4)
+    monkeypatch.setattr(maintenance, "MOST_FILES", 4)
+    raw = Raw(spark, tmp_path / "raw")
+
+    def files_after_four_steps() -> int:
+        for _ in range(4):
+            raw.write((ORDER, 2, 0))
+            raw.make()
+        raw.check()
+        (found,) = [
+            each
+            for each in maintain(spark, raw.typed, format=TABLE_FORMAT, dry_run=True)
+            if each.table == "Order_Event__e"
+        ]
+        return found.files
+
+    def refuse(*_: object) -> None:
+        raise FormatError("not now")
+
+    assert files_after_four_steps() == 1
+    with monkeypatch.context() as patch:
+        for kind in TableStore.__subclasses__():
+            patch.setattr(kind, "compact", refuse)
+        assert files_after_four_steps() == 5
+    assert "Order_Event__e was not maintained" in caplog.text
 
 
 def test_what_cannot_be_maintained_is_refused(spark: SparkSession, tmp_path: Path):

@@ -36,7 +36,16 @@ from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.formats import Conflict, FormatError
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.formats.frames import column_definitions
-from sfpubsub.spark.formats.store import UNORDERED, Files, Notes, Sessions, TableStore, Told
+from sfpubsub.spark.formats.store import (
+    DONE_BYTES,
+    LARGE_BYTES,
+    UNORDERED,
+    Files,
+    Notes,
+    Sessions,
+    TableStore,
+    Told,
+)
 from sfpubsub.spark.runtime.arrow import frame_of_rows
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.runtime.sql import pairs_in_sql, quoted
@@ -285,7 +294,12 @@ class DeltaStore(TableStore):
     def compact(self, where: str | None = None) -> None:
         """See `TableStore`."""
         only = "" if where is None else f" WHERE {where}"
-        self._spark.sql(f"OPTIMIZE {self._name}{only}")
+        sizes = {
+            "spark.databricks.delta.optimize.minFileSize": str(DONE_BYTES),
+            "spark.databricks.delta.optimize.maxFileSize": str(LARGE_BYTES),
+        }
+        with self._sessions.settings(sizes) as spark:
+            spark.sql(f"OPTIMIZE {self.in_sql(spark)}{only}")
 
     def expire(self, age: float) -> None:
         """See `TableStore`.

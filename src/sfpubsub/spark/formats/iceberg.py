@@ -38,7 +38,16 @@ from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.formats import Conflict
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.formats.frames import spark_schema, sql_type
-from sfpubsub.spark.formats.store import UNORDERED, Files, Notes, Sessions, TableStore, Told
+from sfpubsub.spark.formats.store import (
+    DONE_BYTES,
+    LARGE_BYTES,
+    UNORDERED,
+    Files,
+    Notes,
+    Sessions,
+    TableStore,
+    Told,
+)
 from sfpubsub.spark.runtime.arrow import arrow_schema, frame_of_rows
 from sfpubsub.spark.runtime.paths import EXACT_PATHS, Location, is_object_store
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
@@ -337,8 +346,9 @@ class IcebergStore(TableStore):
         only = "" if where is None else f", where => {sql_text(where)}"
         self._call(
             "rewrite_data_files",
-            f"options => map('min-input-files', '2', 'delete-file-threshold', "
-            f"'{_MOST_DELETES}'){only}",
+            f"options => map('min-input-files', '2', 'delete-file-threshold', '{_MOST_DELETES}', "
+            f"'min-file-size-bytes', '{DONE_BYTES}', 'target-file-size-bytes', '{LARGE_BYTES}')"
+            f"{only}",
         )
 
     def expire(self, age: float) -> None:

@@ -96,6 +96,17 @@ class Notes:
     """Returns the number in a note; None if the note is not ours."""
 
 
+# A table is compacted from this number of files on, if they are smaller than this on average. A
+# reader opens a file in some milliseconds, and reads 32 MiB in about a second.
+MOST_FILES = 20
+SMALL_BYTES = 32 * 1024 * 1024
+
+# A compaction leaves files from this size on as they are, and writes none that are larger than
+# this. So a table that is compacted again and again is not rewritten as a whole each time.
+DONE_BYTES = 4 * SMALL_BYTES
+LARGE_BYTES = 2 * DONE_BYTES
+
+
 @dataclass(frozen=True)
 class Files:
     """The live files with a table's rows."""
@@ -103,6 +114,11 @@ class Files:
     count: int
     size: int
     """Their total size in bytes."""
+
+    @property
+    def are_many_and_small(self) -> bool:
+        """Whether they are worth rewriting as fewer, larger ones."""
+        return self.count >= MOST_FILES and self.size < self.count * SMALL_BYTES
 
 
 @dataclass(frozen=True)
@@ -229,7 +245,7 @@ class TableStore(ABC):
 
     @abstractmethod
     def compact(self, where: str | None = None) -> None:
-        """Write the rows of small files into fewer, larger ones; the rows stay the same.
+        """Write the rows of files below `DONE_BYTES` into larger ones; the rows stay the same.
 
         Our own changes must rest meanwhile, except for appends to other partitions.
 

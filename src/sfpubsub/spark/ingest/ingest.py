@@ -167,6 +167,7 @@ class Ingest(ThreadedJob):
             topic=topics,
             channel=channels,
             staging=self.table.staging,
+            maintain=settings.maintain,
             org_id=self.service.org_id,
             table_properties=settings.table_properties,
             window_keys=settings.window_keys,

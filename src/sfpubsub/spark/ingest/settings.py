@@ -64,6 +64,8 @@ class IngestSettings:
     """What to do with an event that cannot be decoded; see `EventWriter`. ``quarantine`` is the
     table's own.
     """
+    maintain: bool = True
+    """Whether the days before today are compacted once a day; see `EventWriter`."""
     staging: str | os.PathLike[str] | None = None
     """With parquet: directory for staging and sidecars; see `EventWriter`."""
     table_properties: Mapping[str, str] = field(default_factory=dict)

@@ -33,6 +33,7 @@ from sfpubsub.spark.ingest.settings import DEFAULT_WINDOW_KEYS
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.undecodable import OnUndecodable, Undecodable
 from sfpubsub.spark.raw.destination import check_sources
+from sfpubsub.spark.raw.layout import day_of, start_of
 from sfpubsub.spark.raw.logged import LoggedTable
 from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.raw.ownership import claim_table, make_table_directory
@@ -77,6 +78,8 @@ class EventWriter:
         staging: With parquet: directory for staging and sidecars, on the table's file system and
             outside the table. None keeps the directory of an existing table, and selects the
             default for a new one.
+        maintain: For table formats: whether the first write of a day also compacts the days before,
+            if the table has many small files. Its events are acked once that is done.
         clock: Returns the time in seconds since the epoch, which determines the window and the day
             of a batch.
         on_undecodable: What to do with an event that cannot be decoded. ``keep``: write its row
@@ -116,6 +119,7 @@ class EventWriter:
         window: float = DEFAULT_WINDOW,
         window_keys: int = DEFAULT_WINDOW_KEYS,
         staging: str | os.PathLike[str] | None = None,
+        maintain: bool = True,
         clock: Callable[[], float] = time.time,
         on_undecodable: OnUndecodable = "keep",
         quarantine: Quarantine | None = None,
@@ -133,6 +137,7 @@ class EventWriter:
         self._logged: set[str] = set()
         """Ids of missing schemas that were already logged."""
         self._trusted = False  # whether this object's state matches the table
+        self._maintains = maintain
         self._is_closed = False
         self._busy = threading.Lock()  # held while the table may change
         self._lease: Lease | None = None
@@ -415,10 +420,14 @@ class EventWriter:
     ) -> str:
         """Append rows to the table, and remember their keys."""
         rows = renumbered(of_org(rows, self.org_id).combine_chunks(), self._table.next_seq)
+        today = day_of(now)
+        is_new_day = 0 < self._table.newest_time < start_of(today)
         batch_id = self._table.append(rows, positions, now, name)
         self._known.add(rows, marks, now)
         if self.on_rows is not None:
             self.on_rows(rows)
+        if is_new_day and self._maintains:
+            self._table.compact_before(today)
         return batch_id
 
     def _report_lacking(self, rows: pa.Table) -> None:

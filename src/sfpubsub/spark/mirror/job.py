@@ -129,6 +129,7 @@ class MirrorJob:
                     objects=objects,
                     followers=[self._follower],
                     mirror=True,
+                    maintain=self.settings.maintain,
                     org_id=org_id_of(reader.sessions.get().tenant_id),
                     clock=wall,
                 )
@@ -229,7 +230,7 @@ class MirrorJob:
             state = stream()  # may stop this job
             if self._stopping.is_set():
                 return
-            if not self.advance(state):
+            if not self.advance(state) and not self._engine.maintain():
                 if self._has_ended:
                     return
                 self._stopping.wait(_POLL)

@@ -94,6 +94,7 @@ class Mirror(ThreadedJob):
             Destination.parse(raw or f"{place.address}{separator}{RAW_NAME}", format),
             start=self.settings.start,
             batch_seconds=self.settings.batch_seconds,
+            maintain=self.settings.maintain,
             options=options,
             spark=spark,
             client=client,

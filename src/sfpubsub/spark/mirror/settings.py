@@ -64,6 +64,8 @@ class MirrorSettings:
     """Where a new raw table begins to read a topic."""
     batch_seconds: float = DEFAULT_BATCH_SECONDS
     """Longest time that events wait to be written to the raw table; see `IngestJob`."""
+    maintain: bool = True
+    """Whether the tables are compacted now and then; see `EventTables` and `EventWriter`."""
     api_calls_per_day: int | None = None
     """Maximum number of API calls in 24 hours, after which no new read begins; None for no limit.
     """

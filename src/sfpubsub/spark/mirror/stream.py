@@ -39,6 +39,7 @@ class MirrorStream(Ingest):
         raw: The raw table.
         start: Position from which a new table reads a topic.
         batch_seconds: See `IngestJob`.
+        maintain: See `EventWriter`.
         others: Further arguments of `Ingest`.
     """
 
@@ -49,10 +50,12 @@ class MirrorStream(Ingest):
         *,
         start: Literal["latest", "earliest"] = "latest",
         batch_seconds: float = DEFAULT_BATCH_SECONDS,
+        maintain: bool = True,
         **others: Any,
     ) -> None:
         settings = IngestSettings(
             batch_seconds=batch_seconds,
+            maintain=maintain,
             fallback="earliest",  # if events were lost, their records are read from the org
             on_undecodable="keep",  # the mirror detects these events by their rows
         )

@@ -57,6 +57,11 @@ def end_of(day: date) -> float:
     return start_of(day) + LONGEST_PARTITION
 
 
+def before(day: date) -> str:
+    """Return the SQL condition for the rows of the days before *day*."""
+    return f"{PARTITION} < DATE '{day}'"
+
+
 def check_layout(table: object, number: object) -> None:
     """Check that this version can write to a table of the layout *number*.
 

@@ -8,12 +8,14 @@ even if it was suspended during a commit and resumes a week later.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import date
 from functools import cached_property, reduce
 from operator import or_
 from pathlib import Path
@@ -31,7 +33,7 @@ from sfpubsub.spark.formats.flushing import Flusher
 from sfpubsub.spark.formats.frames import columns_that_differ, spark_schema
 from sfpubsub.spark.formats.listing import paths_of_files
 from sfpubsub.spark.formats.store import Notes, Sessions, TableStore, open_store
-from sfpubsub.spark.raw.layout import PARTITION, STORED, day_of, end_of, start_of
+from sfpubsub.spark.raw.layout import PARTITION, STORED, before, day_of, end_of, start_of
 from sfpubsub.spark.raw.organisation import one_org
 from sfpubsub.spark.raw.schema import BATCH_COLUMN, SCHEMA, joined_keys
 from sfpubsub.spark.raw.sidecar_paths import STAGING_NAME
@@ -44,6 +46,8 @@ from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.types import ReplayId
 
 T = TypeVar("T")
+
+_log = logging.getLogger("sfpubsub.spark")
 
 # The text that the note of each of our transactions contains.
 _KEY = "sfpubsub.state"
@@ -245,6 +249,15 @@ class LoggedTable(RawTable):
         """Return a condition that selects the partitions of rows written from *first* to *last*."""
         return f.col(PARTITION).between(f.lit(day_of(first)), f.lit(day_of(last)))
 
+    def compact_before(self, day: date) -> None:
+        """See `RawTable`."""
+        try:
+            if self._store.files().are_many_and_small:
+                self._store.compact(before(day))
+                self._flush()
+        except (FormatError, *SPARK_ERRORS, pa.ArrowException, OSError) as error:
+            _log.warning("%s was not compacted: %s", self.place, first_line(error))
+
     def _try_commit(self, rows: pa.Table | None, state: State, failed: str) -> None:
         try:
             self._commit(rows, state, after=self._known.number)
@@ -310,10 +323,16 @@ class LoggedTable(RawTable):
                 the meantime, the table was restored, or another program keeps changing it.
         """
         self._write(rows, state, after)
-        if self._flusher is not None and self.place.local is not None:
-            # Spark does not flush, but acked events must survive a power loss.
-            self._flusher.flush([self.place.local])
+        self._flush()
         self._state = state
+
+    def _flush(self) -> None:
+        """Make the table's files durable.
+
+        Spark does not flush, but acked events must survive a power loss.
+        """
+        if self._flusher is not None and self.place.local is not None:
+            self._flusher.flush([self.place.local])
 
     def _write(self, rows: pa.Table | None, state: State, after: int | None) -> None:
         if not self._exists:

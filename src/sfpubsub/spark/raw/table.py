@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import ClassVar
 
 import pyarrow as pa
@@ -159,6 +160,12 @@ class RawTable(ABC):
 
         Raises:
             WriteError: It is unknown whether the positions are durable; call `recover`.
+        """
+
+    def compact_before(self, day: date) -> None:  # noqa: B027  # only formats with a log do it
+        """Rewrite the small files of the days before *day* as larger ones, if they are many.
+
+        If that fails, it is only logged, because the table stays correct.
         """
 
 

@@ -9,6 +9,7 @@ if processes were killed.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import threading
 import time
@@ -42,10 +43,13 @@ from sfpubsub.spark.runtime.sql import sql_text
 from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.decode import Decoded, decode
 from sfpubsub.spark.tables.identity import Identity, check_apart, event_names, schemas_of
+from sfpubsub.spark.tables.maintenance import Upkeep
 from sfpubsub.spark.tables.planning import Planner
 from sfpubsub.spark.tables.steps import CURE, StepTable
 from sfpubsub.spark.tables.types import EventTypes
 from sfpubsub.stores.schema_store import SchemaStore
+
+_log = logging.getLogger("sfpubsub.spark")
 
 # Seconds that a row waits for its schema, counted from the row's arrival. The writer makes a schema
 # durable before its rows, so this only needs to exceed the time that a file system takes to make a
@@ -116,6 +120,8 @@ class EventTables:
         mirror: Whether one of the followers belongs to a mirror, which maintains its own current
             tables. In that case, *objects* may add objects at each start, and need not list earlier
             objects.
+        maintain: Whether `run`, when it has nothing else to do, rewrites many small files of a
+            table as a few larger ones, as `sfpubsub.spark.maintain` does.
         for_rebuild: Whether to open the tables even if their newest step is unknown, because the
             caller will call `rebuild`.
         org_id: Id of the org whose events the raw table contains; None if it is not known. The
@@ -145,6 +151,7 @@ class EventTables:
         describe: Describe | None = None,
         followers: Sequence[Callable[[Target], Follower]] = (),
         mirror: bool = False,
+        maintain: bool = True,
         for_rebuild: bool = False,
         org_id: str | None = None,
         clock: Callable[[], float] = time.time,
@@ -179,6 +186,7 @@ class EventTables:
                 )
             self._followers: list[Follower] = [records] if records is not None else []
             self._followers += [make(self.target) for make in followers]
+            self._upkeep = Upkeep(self.target, self._number) if maintain else None
             self._unfinished = self._newest is not None
             self._clock = clock
             self._since: float | None = None
@@ -212,6 +220,22 @@ class EventTables:
                 plan = self._planner.next(self._newest)
             self._remember_org()
             return None if plan is None else self._begin(plan)
+
+    def maintain(self) -> bool:
+        """Compact the next table if that is due. Call it when `step` has found nothing to do.
+
+        A table that cannot be compacted is only logged, because it stays correct.
+
+        Returns:
+            Whether a table was due.
+        """
+        if self._upkeep is None or self.is_between:
+            return False
+        try:
+            return self._upkeep.next(self._number)
+        except WriteError as error:
+            _log.warning("%s; the job goes on", error)
+            return True
 
     def step_seconds(self) -> float | None:
         """Return the seconds since the current step began; None if no step is in progress.
@@ -260,6 +284,10 @@ class EventTables:
     def newest(self) -> StepPlan | None:
         """The plan of the newest step, which may be unfinished; None before the first step."""
         return self._newest
+
+    @property
+    def _number(self) -> int:
+        return 0 if self._newest is None else self._newest.number
 
     @property
     def is_between(self) -> bool:
@@ -362,6 +390,8 @@ class EventTables:
             report = self.step()
             if report is not None:
                 yield report
+            elif self.maintain():
+                pass  # the next table, or a step
             elif self.is_waiting:
                 stopping.wait(_LOOK_FOR_SCHEMA_EVERY)
             elif follow:

@@ -23,17 +23,13 @@ from sfpubsub.spark.formats import LOGS, FormatError
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.formats.flushing import Flusher
 from sfpubsub.spark.formats.lease import Lease
-from sfpubsub.spark.formats.store import Files, Sessions, TableStore
-from sfpubsub.spark.raw.layout import PARTITION, day_of
+from sfpubsub.spark.formats.store import MOST_FILES, Sessions, TableStore
+from sfpubsub.spark.formats.target import Target
+from sfpubsub.spark.raw.layout import before, day_of
 from sfpubsub.spark.raw.logged import raw_store
 from sfpubsub.spark.runtime.checks import check_session
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, driver_at, first_line
 from sfpubsub.spark.tables import open_target
-
-# A table is compacted from this number of files on, if they are smaller than this on average. A
-# reader opens a file in some milliseconds, and reads 32 MiB in about a second.
-MOST_FILES = 20
-SMALL_BYTES = 32 * 1024 * 1024
 
 # How long the old files of our own tables are kept, in seconds, and at least those of others: a
 # writer or a reader that began before may still need them. It is Delta's default.
@@ -101,22 +97,69 @@ def maintain(
     with opened as tables:
         for name, store, where in tables:
             age = OWN_VERSIONS if name.startswith("_") else keep_versions
-            try:
+            with _errors(name):
                 files = store.files()
-                is_compacted = needs_compaction(files)
+                is_compacted = files.are_many_and_small
                 if is_compacted and not dry_run:
                     store.compact(where)
                     is_compacted = store.files().count < files.count
                 if age is not None and not dry_run:
                     store.expire(age)
-            except (FormatError, *SPARK_ERRORS, pa.ArrowException) as error:
-                raise WriteError(f"{name} was not maintained: {first_line(error)}") from error
             yield Maintained(name, files.count, files.size, is_compacted, age is not None)
 
 
-def needs_compaction(files: Files) -> bool:
-    """Return whether a table has so many small files that they are worth rewriting."""
-    return files.count >= MOST_FILES and files.size < files.count * SMALL_BYTES
+class Upkeep:
+    """Keeps the tables of a target small while its job has nothing else to do. Not thread-safe.
+
+    After every `MOST_FILES` steps, each of which adds at most a few files to a table, all tables
+    are looked at, one at a time.
+
+    Args:
+        target: The job's target.
+        step: Number of its newest step.
+    """
+
+    def __init__(self, target: Target, step: int) -> None:
+        self._target = target
+        self._step = step
+        self._due: list[str] = []
+
+    def next(self, step: int) -> bool:
+        """Compact the next table, if it is due and has many small files.
+
+        Of our own tables, also old files are removed, as in `maintain`.
+
+        Args:
+            step: Number of the newest step, which must be finished.
+
+        Returns:
+            Whether a table was due.
+
+        Raises:
+            WriteError: The table could not be maintained. It is unchanged, or compacted.
+        """
+        if step // MOST_FILES > self._step // MOST_FILES:
+            self._due = self._target.names()
+        self._step = step
+        if not self._due:
+            return False
+        name = self._due.pop()
+        with _errors(name):
+            store = self._target.table(name).store
+            if store.files().are_many_and_small:
+                store.compact()
+                if name.startswith("_"):
+                    store.expire(OWN_VERSIONS)
+        self._target.finish(step)
+        return True
+
+
+@contextmanager
+def _errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (FormatError, *SPARK_ERRORS, pa.ArrowException) as error:
+        raise WriteError(f"{name} was not maintained: {first_line(error)}") from error
 
 
 # The name of each table, the table, and the condition for the rows whose files are compacted.
@@ -149,7 +192,7 @@ def _alone(
             lease = Lease.acquire(place.local, driver_at(spark, place.local).pid)
             done.callback(lease.release)
             done.callback(Flusher(place.format, place.local).flush, [place.local])
-        yield iter([(str(place), store, f"{PARTITION} < DATE '{today}'")])
+        yield iter([(str(place), store, before(today))])
 
 
 @contextmanager
