@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -184,7 +186,7 @@ class Job:
         side has.
         """
         live = {i for i, each in self.tables.mirrored.items() if not each.record.is_deleted}
-        for each in sorted(reads.nominated(live, set(self.org.ids()))):
+        for each in sorted(nominated(live, set(self.org.ids()))):
             self.ask(Reason.SWEEP, each)
 
     def entries_about(self, record_id: str) -> list[Entry]:
@@ -410,7 +412,7 @@ class Job:
             if known_read.as_of < answer.read.as_of:
                 pieces[answer.request.piece] = answer.read
         if len(pieces) == len(PIECES):
-            queue -= set(reads.healed_by_object(queue, list(pieces.values())))
+            queue -= set(healed_by_object(queue, list(pieces.values())))
         merged = self.tables.merged + 1
         through = self.tables.through
         if changed and stands:
@@ -462,3 +464,32 @@ class Job:
                 assert one.start is None or one.start <= one.end
                 # Only a commit that arrives after a read of an object without events is earlier.
                 assert one.end == next_one.start or one.from_read
+
+
+def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[Entry, ...]:
+    """Return those *entries* that a read of the whole object has closed.
+
+    Args:
+        entries: Open entries. Those about a single record are ignored, even if the read closed
+            them.
+        pieces: The merged pieces, which together contain every record of the object. An entry is
+            closed only if every piece closes it.
+    """
+    return tuple(
+        each
+        for each in entries
+        if each.is_about_all and all(reads.heals(read, each) for read in pieces)
+    )
+
+
+def nominated(live: AbstractSet[str], swept: AbstractSet[str]) -> AbstractSet[str]:
+    """Return the ids of the records to read: those in the sweep or the table, but not in both.
+
+    A sweep alone proves nothing: it has no as-of, takes a long time, and may miss records that its
+    user cannot see. So these records are then read by id.
+
+    Args:
+        live: Ids of the table's records that are not deleted.
+        swept: Ids of the org's records.
+    """
+    return live ^ swept

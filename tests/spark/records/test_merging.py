@@ -25,7 +25,7 @@ from sfpubsub.spark.records.merging import (
 )
 from sfpubsub.spark.records.reads import AsOf, DurableState, Entry, Read, Row, heals
 from tests.spark.records import job_model, mirror_model
-from tests.spark.records.job_model import STALENESS
+from tests.spark.records.job_model import STALENESS, healed_by_object
 from tests.spark.records.mirror_model import DivergedError, MirrorMachine
 from tests.spark.records.org_model import ALL_REPORTED, FIELDS, Org, time_of
 
@@ -295,8 +295,8 @@ def test_entry_is_not_closed_by_a_read_requested_before_it():
     assert not heals(read(5, asked=1), entry)
     assert heals(read(5, asked=2), entry)
     pieces = [read(5, asked=2), read(9, asked=1)]
-    assert reads.healed_by_object([entry], pieces) == ()
-    assert reads.healed_by_object([entry], pieces[:1]) == (entry,)
+    assert healed_by_object([entry], pieces) == ()
+    assert healed_by_object([entry], pieces[:1]) == (entry,)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])

@@ -17,7 +17,6 @@ This module is pure: no Spark, no I/O, no clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -166,33 +165,6 @@ def heals(read: Read, entry: Entry) -> bool:
     """
     cue = entry.cue
     return cue.ingest_seq <= read.as_of.ingest_seq and entry.asked <= read.as_of.asked
-
-
-def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[Entry, ...]:
-    """Return those *entries* that a read of the whole object has closed.
-
-    Args:
-        entries: Open entries. Those about a single record are ignored, even if the read closed
-            them.
-        pieces: The merged pieces, which together contain every record of the object. An entry is
-            closed only if every piece closes it.
-    """
-    return tuple(
-        each for each in entries if each.is_about_all and all(heals(read, each) for read in pieces)
-    )
-
-
-def nominated(live: AbstractSet[str], swept: AbstractSet[str]) -> AbstractSet[str]:
-    """Return the ids of the records to read: those in the sweep or the table, but not in both.
-
-    A sweep alone proves nothing: it has no as-of, takes a long time, and may miss records that its
-    user cannot see. So these records are then read by id.
-
-    Args:
-        live: Ids of the table's records that are not deleted.
-        swept: Ids of the org's records.
-    """
-    return live ^ swept
 
 
 def changed_from(through: datetime, overlap: float, margin: float) -> datetime:

@@ -143,7 +143,6 @@ class _Known:
     mirrored: Mirrored | None = None
     entries: list[Entry] = field(default_factory=list)
     row: Row | None = None
-    is_absent: bool = False
     read: Read | None = None
     changes: list[Change] = field(default_factory=list)
 
@@ -320,7 +319,6 @@ def _take(
     else:
         until = (facts["_read"] or {}).get("until")
         known.read = replace(_read_of(merging), until=until)
-        known.is_absent = part == ABSENT
         if part == FOUND:
             is_deleted, unfit = bool(facts["_is_deleted"]), bool(facts["_unfit"])
             stamp, derived_at = facts["_stamp"], facts["_derived_at"]
