@@ -18,7 +18,7 @@
 #   PARITY_TOPIC          a platform event of the org, /event/…__e, with no other use: some fifty
 #                         events are published to it, which count against the org's allocations
 #   PARITY_MAKE           optional: `yes` also runs the tests that make a managed subscription,
-#                         accounts named Parity and jobs of the Bulk API, and remove them again;
+#                         accounts named Parity, jobs of the Bulk API and a channel, and remove them;
 #                         with --report, the script asks
 #
 # Use a sandbox or a scratch org. Takes some five minutes, and up to half an hour with PARITY_MAKE.
@@ -56,7 +56,7 @@ if [ ${#report[@]} -gt 0 ]; then
     echo "nothing was done" >&2
     exit 2
   fi
-  question="also make a managed subscription, accounts and bulk jobs there, and remove them? [y/N] "
+  question="also make a managed subscription, accounts, bulk jobs and a channel, and remove them? [y/N] "
   read -r -p "$question" answer || true
   export PARITY_MAKE=no
   [ "${answer:-}" != y ] || PARITY_MAKE=yes
@@ -66,7 +66,7 @@ fi
 . scripts/environment.sh
 prepare all dev
 status=0
-python -m pytest tests/parity/test_{pubsub,rest,unconfirmed,made}.py -p no:cacheprovider -rs \
+python -m pytest tests/parity/test_{pubsub,rest,unconfirmed,streaming,made}.py -p no:cacheprovider -rs \
   ${report[@]+"${report[@]}"} "$@" || status=$?
 [ ${#report[@]} -eq 0 ] || echo "the report is in $file; read it before you send it"
 exit $status

@@ -27,8 +27,8 @@ _PATTERNS = (
     (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "EMAIL"),
     (re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:salesforce|force)\.com\b"), "HOST"),
     (re.compile(r"\b[A-Za-z]\w*__(?:[a-z]{1,3}|ChangeEvent)\b"), "NAME"),
-    # An id of a record, or of a call.
-    (re.compile(r"\b[a-zA-Z0-9]{3}\w{2}0\w{9}(?:\w{3})?\b"), "ID"),
+    # An id of a record, which has digits, unlike a word of this length; or one of a call.
+    (re.compile(r"\b(?=\w*\d\w*\d\w*\d)[a-zA-Z0-9]{15}(?:[a-zA-Z0-9]{3})?\b"), "ID"),
     (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "ID"),
 )
 

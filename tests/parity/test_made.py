@@ -1,5 +1,5 @@
 """Tests of what no source confirms, with things that they make in the org and remove again: a
-managed subscription, accounts, and jobs of the Bulk API.
+managed subscription, accounts, jobs of the Bulk API, and a channel.
 
 They run against an org only if PARITY_MAKE is `yes`, for which scripts/parity.sh asks. The
 subscription is made once, because it takes minutes until the service accepts one; so the tests of
@@ -8,6 +8,8 @@ its end come last.
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import threading
 import time
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
+import fastavro
 import pytest
 
 from sfpubsub.emulator.faults.refusals import FAILURES
@@ -233,6 +236,19 @@ def test_a_deletion_ends_the_stream(org, client, managed, seen):
     assert found == (FAILURES[code].status, code)
 
 
+def test_the_query_of_a_pushtopic_is_checked(org, seen):
+    """A PushTopic whose query has an unknown field is not made."""
+    path = f"{V62}/sobjects/PushTopic"
+    query = "SELECT Id, No_Field__c FROM Account"
+    name = f"Parity_{uuid.uuid4().hex[:8]}"
+    body = {"Name": name, "Query": query, "ApiVersion": 62.0}
+    status, _, found = ask(org, "POST", path, body=body)
+    if status == 201:
+        remove(org, f"{path}/{found['id']}")
+    seen(status=status, answer=found)
+    assert (status, code_of(found)) == (400, "INVALID_FIELD")
+
+
 # Records.
 
 
@@ -376,3 +392,113 @@ def test_an_unsupported_bulk_query(org, job, seen):
     status = ask(org, "GET", f"{path}/results", {"Accept": "text/csv"})[0]
     seen(state=found["state"], text=found.get("errorMessage"), results=status)
     assert (found["state"], status) == ("Failed", 204)
+
+
+# Change events, on a channel.
+
+CHANNELS = f"{V62}/tooling/sobjects/PlatformEventChannel"
+
+
+class Channel:
+    """A channel with the change events of accounts, that these tests have made."""
+
+    def __init__(self, org: Any) -> None:
+        self._org = org
+        name = f"Parity_{uuid.uuid4().hex[:8]}"
+        metadata = {"channelType": "data", "label": "Parity"}
+        self.topic = f"/data/{name}__chn"
+        self.paths = [
+            f"{CHANNELS}/{make(org, CHANNELS, {'FullName': f'{name}__chn', 'Metadata': metadata})}"
+        ]
+        self.name = name
+        member = make(org, f"{CHANNELS}Member", self.member("AccountChangeEvent"))
+        self.paths.insert(0, f"{CHANNELS}Member/{member}")
+
+    def member(self, event: str) -> dict[str, Any]:
+        """Return the record of a member."""
+        metadata = {"eventChannel": f"{self.name}__chn", "selectedEntity": event}
+        return {"FullName": f"{self.name}_{event}".replace("__", "_"), "Metadata": metadata}
+
+    def remove(self) -> None:
+        """Remove the member, and then the channel."""
+        for path in self.paths:
+            remove(self._org, path)
+
+    def open(self, account: str) -> Stream:
+        """Return a stream that has delivered an event of an account, and has no more of them."""
+        deadline = time.monotonic() + CHANGE_S
+        while time.monotonic() < deadline:
+            stream = self._org.client.subscribe(
+                topic_name=self.topic, replay_preset=pb.LATEST, num_requested=100
+            )
+            for number in range(3):  # changes that come before the stream is open have no event
+                body = {"Phone": f"{number}"}
+                assert ask(self._org, "PATCH", f"{ACCOUNTS}/{account}", body=body)[0] == 204
+                if self.header(stream, account, RETRY_S if self._org.is_real else 0.5):
+                    while self.header(stream, account, 1.0):
+                        pass
+                    return stream
+            stream.close()
+        raise AssertionError(f"no change event of {self.topic} has come")
+
+    def header(self, stream: Stream, account: str, seconds: float) -> Any:
+        """Return the header of the next change event of an account; None if there is none."""
+        while response := stream.maybe(seconds):
+            for item in response.events:
+                asked = pb.SchemaRequest(schema_id=item.event.schema_id)
+                schema = json.loads(self._org.client.call("GetSchema", asked).schema_json)
+                payload = io.BytesIO(item.event.payload)
+                value = fastavro.schemaless_reader(payload, fastavro.parse_schema(schema), None)
+                if account in value["ChangeEventHeader"]["recordIds"]:
+                    return value["ChangeEventHeader"]
+        return None
+
+
+@pytest.fixture(scope="module")
+def channel(org: Any) -> Iterator[Channel]:
+    """A channel with the change events of accounts."""
+    made = Channel(org)
+    yield made
+    made.remove()
+
+
+def test_a_channel_has_members_of_its_kind(org, channel, seen):
+    """A platform event is not added to a channel of change events, and a channel with members is
+    not deleted.
+    """
+    path = f"{CHANNELS}Member"
+    status, _, found = ask(org, "POST", path, body=channel.member(org.topic.rpartition("/")[2]))
+    if status == 201:
+        remove(org, f"{path}/{found['id']}")
+    refused = ask(org, "DELETE", channel.paths[-1])
+    seen(member=[status, found], deletion=[refused[0], refused[2]])
+    assert (status, code_of(found)) == (400, "INVALID_INPUT")
+    assert (refused[0], code_of(refused[2])) == (400, "DEPENDENCY_EXISTS")
+
+
+def test_an_update_that_changes_nothing(org, client, account, channel, seen):
+    """An update that changes nothing has an event."""
+    stream = channel.open(account)
+    assert ask(org, "PATCH", f"{ACCOUNTS}/{account}", body={"Name": "Parity"})[0] == 204
+    header = channel.header(stream, account, 15.0)
+    seen(event=header is not None)
+    assert header is not None
+
+
+def test_the_origin_of_a_bulk_change(org, client, account, channel, job, seen):
+    """A change that a Bulk API job makes has com/salesforce/api/rest in its origin."""
+    stream = channel.open(account)
+    path = job("ingest", operation="update", object="Account", lineEnding="LF")
+    done = ingested(org, path, f"Id,Fax\n{account},1\n".encode())
+    header = channel.header(stream, account, 15.0) or {}
+    seen(state=done["state"], origin=header.get("changeOrigin"))
+    assert header.get("changeOrigin", "").startswith("com/salesforce/api/rest/")
+
+
+def test_the_end_of_a_channel(org, client, account, channel, seen):
+    """A stream of a channel ends with an error when the channel is deleted."""
+    stream = channel.open(account)
+    channel.remove()
+    found = ended(stream, CHANGE_S)
+    seen(status=found[0], code=found[1])
+    assert found == ("NOT_FOUND", "topic.not.found")

@@ -82,6 +82,7 @@ def test_a_report_about_an_org(org, tmp_path):
     assert [record.developer_name for record in org.managed.all()] == [MANAGED]
     assert org.records.query("SELECT Id FROM Account", user).total == 0
     assert org.records.query("SELECT Id FROM Account", user, deleted=True).total > 0
+    assert org.event_channels.channels() == []
     assert org.jobs.all(queries=True) == org.jobs.all(queries=False) == []
     found = json.loads(text)
     assert len(found["tests"]) >= 80
@@ -125,8 +126,8 @@ def test_a_report_has_no_names_and_ids():
     text = (
         "00D5g00000XyZab!secret.token 00D5g00000XyZab!another.token 00D5g00000XyZab"
         " https://acme--dev.sandbox.my.salesforce.com acme.my.salesforce.com 0055g00000AbCdeEAF"
-        " 0055g00000AbCde 0015g00000QwErtAAA /event/Acme_Order__e Acme_Order__e ann@acme.example"
-        " 1b4e28ba-2fa1-11d2-883f-0016d3cca427"
+        " 0055g00000AbCde 0015g00000QwErtAAA 001Qx1cd234Efgh /event/Acme_Order__e"
+        " Acme_Order__e ann@acme.example 1b4e28ba-2fa1-11d2-883f-0016d3cca427"
     )
-    for word in ("secret", "another", "acme", "5g", "Acme", "1b4e28ba"):
+    for word in ("secret", "another", "acme", "5g", "Qx1", "Acme", "1b4e28ba"):
         assert word not in redacted(text, settings), word

@@ -18,7 +18,7 @@ from .conftest import NAMES
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "parity.sh"
-FILES = ("pubsub", "rest", "unconfirmed", "made")
+FILES = ("pubsub", "rest", "unconfirmed", "streaming", "made")
 SETTINGS = {f"PARITY_{name}": "x" for name in NAMES}
 
 

@@ -245,3 +245,18 @@ def test_a_bulk_job_is_refused(org, seen):
     status, _, found = ask(org, "POST", f"{V62}/jobs/ingest", body=body)
     seen(status=status, answer=found)
     assert (status, code_of(found)) == (400, "INVALIDJOB")
+
+
+def test_events_of_a_collection_are_published_though_it_is_rolled_back(org, client, event, seen):
+    """An event in a collection with allOrNone is published even if a record in it is refused."""
+    start = publish(org, event()).results[0].replay_id
+    name = org.topic.rpartition("/")[2]
+    body = {
+        "allOrNone": True,
+        "records": [{"attributes": {"type": name}}, {"attributes": {"type": "Account"}}],
+    }
+    status, _, found = ask(org, "POST", f"{V62}/composite/sobjects", body=body)
+    stream = client.subscribe(topic_name=org.topic, replay_preset=pb.CUSTOM, replay_id=start)
+    published = len(response.events) if (response := stream.maybe(10.0)) else 0
+    seen(status=status, answer=found, published=published)
+    assert (status, published) == (200, 1)
