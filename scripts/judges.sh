@@ -11,11 +11,12 @@
 # Uses the Python of $PYTHON, in which sfpubsub[all] and pytest must be installed. Each judge is
 # fetched once, at a pinned version, into an environment of its own below $XDG_CACHE_HOME, or
 # ~/.cache (1 GB for all); those whose tools are missing (node, java with mvn, go, cargo, Python 3.8
-# or 3.9) are skipped, and named. Takes about ten minutes.
+# or 3.9) are skipped, and named. At the end, each judge is printed with its version, what it does
+# and the outcome: the table of docs/reference/emulator-evidence.md. Takes about ten minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-"${PYTHON:-python3}" -m pytest -m "foreign or slow" -rs -v \
+"${PYTHON:-python3}" -m pytest -m "foreign or slow" -rs -v -p tests.emulator.judges \
   tests/streaming/test_foreign.py \
   tests/emulator/test_foreign_clients.py \
   tests/emulator/test_foreign_python.py \

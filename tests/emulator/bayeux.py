@@ -23,12 +23,14 @@ class Bayeux:
     token: str | None = None
     cookie: str = ""
     client_id: str = ""
+    timeout_s: float = WAIT_S
     numbers: Any = field(default_factory=lambda: itertools.count(1))
 
     def post(self, *messages: dict[str, Any], path: str | None = None) -> tuple[int, Any]:
         """Send messages; return the status and the body, decoded if it is JSON."""
         url = urlsplit(self.emulator.http_url)
-        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=WAIT_S)
+        kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+        connection = kind(url.hostname, url.port, timeout=self.timeout_s)
         token = self.emulator.access_token if self.token is None else self.token
         headers = {"Content-Type": "application/json"}
         if token:
@@ -43,8 +45,9 @@ class Bayeux:
             text = answer.read().decode()
         finally:
             connection.close()
-        if "Set-Cookie" in answer.headers:
-            self.cookie = answer.headers["Set-Cookie"].partition(";")[0]
+        kept = [*filter(None, self.cookie.split("; ")), *answer.headers.get_all("Set-Cookie", [])]
+        cookies = {one.partition("=")[0]: one.partition(";")[0] for one in kept}
+        self.cookie = "; ".join(cookies.values())
         is_json = answer.headers.get_content_type() == "application/json"
         return answer.status, json.loads(text) if is_json else text
 

@@ -71,6 +71,13 @@ class Stream:
                 assert not response.events
                 return response.commit_response
 
+    def maybe(self, seconds: float) -> Any:
+        """Return the next response; None if the stream ends, or none arrives within *seconds*."""
+        try:
+            return self._responses.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
     def silent(self, seconds: float = 0.15) -> bool:
         """Return whether no response arrives within *seconds*."""
         try:
@@ -82,9 +89,9 @@ class Stream:
     def half_close(self) -> None:
         self._requests.put(None)
 
-    def end(self) -> tuple[str, str, dict[str, str]]:
+    def end(self, seconds: float = WAIT_S) -> tuple[str, str, dict[str, str]]:
         """Wait until the stream ends; return its status name, details and trailers."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + seconds
         while self._responses.get(timeout=max(0.0, deadline - time.monotonic())) is not None:
             pass
         self._responses.put(None)

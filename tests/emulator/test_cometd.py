@@ -442,11 +442,46 @@ def test_pushtopics_are_records(emulator):
         ({"Name": "A", "Query": "SELECT Id FROM Lead"}, "REQUIRED_FIELD_MISSING"),
         ({"Name": "A", "Query": "UPDATE", "ApiVersion": 67.0}, "INVALID_FIELD"),
         ({"Name": "a b", "Query": "SELECT Id FROM Lead", "ApiVersion": 67.0}, "INVALID_FIELD"),
+        ({"Name": "A", "Query": "SELECT Nope FROM Account", "ApiVersion": 67.0}, "INVALID_FIELD"),
+        (
+            {"Name": "A", "Query": "SELECT Id FROM Account WHERE Nope = 1", "ApiVersion": 67.0},
+            "INVALID_FIELD",
+        ),
+        (
+            {"Name": "A", "Query": "SELECT Id FROM Account WHERE", "ApiVersion": 67.0},
+            "INVALID_FIELD",
+        ),
+        (
+            {"Name": "A", "Query": "SELECT Id FROM Account WHERE (Name = 'a'", "ApiVersion": 67.0},
+            "INVALID_FIELD",
+        ),
+        (
+            {"Name": "A", "Query": "SELECT COUNT() FROM Account", "ApiVersion": 67.0},
+            "INVALID_FIELD",
+        ),
+        (
+            {"Name": "A", "Query": "SELECT Id FROM Account LIMIT 5", "ApiVersion": 67.0},
+            "INVALID_FIELD",
+        ),
+        (
+            {"Name": "A", "Query": "SELECT Id, Owner.Name FROM Account", "ApiVersion": 67.0},
+            "INVALID_FIELD",
+        ),
+        (
+            {"Name": "A", "Query": "SELECT MAX(Name) FROM Account", "ApiVersion": 67.0},
+            "INVALID_FIELD",
+        ),
+        (
+            {"Name": "A", "Query": "SELECT Id FROM Account ORDER BY Name", "ApiVersion": 67.0},
+            "INVALID_FIELD",
+        ),
         ({"Name": "A", "Colour": 1}, "INVALID_FIELD"),
     ],
 )
 def test_an_invalid_pushtopic_is_rejected(emulator, body, code):
-    """An invalid PushTopic record is rejected with the error code of the REST API."""
+    """An invalid PushTopic record is rejected with the error code of the REST API. Its query is one
+    of fields of an object, with or without a condition.
+    """
     assert rest(emulator, "POST", f"{DATA}/sobjects/PushTopic", body).code == (400, code)
 
 

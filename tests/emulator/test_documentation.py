@@ -18,6 +18,7 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 
 from ..pages import blocks, page
+from .judges import judges, name_of
 from .web import token
 
 PAGE = page("emulator").read_text(encoding="utf-8")
@@ -114,6 +115,34 @@ def test_evidence_names_tests_that_exist():
         name for name in named if f"\ndef test_{name[1]}(" not in texts.get(f"test_{name[0]}", "")
     }
     assert missing == set()
+
+
+def test_the_table_of_judges_is_what_runs():
+    """The table of programs of others has every test that scripts/judges.sh runs, and the versions
+    that these tests fetch.
+    """
+    root = Path(__file__).parents[2]
+    script = (root / "scripts" / "judges.sh").read_text(encoding="utf-8")
+    files = re.findall(r"tests/[\w/]+\.py", script)
+    run = {
+        name_of(f"{file}::{name}")
+        for file in files
+        for name in re.findall(r"^def (test_\w+)", (root / file).read_text("utf-8"), re.MULTILINE)
+    }
+    assert {name for judge in judges() for name in judge.tests} == run
+    pins = [
+        *(root / file for file in files),
+        *(root / "tests/streaming/foreign").iterdir(),
+        *(path for path in (root / "tests/emulator/foreign").rglob("*") if path.is_file()),
+        root / "tests/emulator/python_clients.txt",
+        root / "scripts/npm_client.sh",
+    ]
+    pinned = "".join(path.read_text(encoding="utf-8") for path in pins)
+    for judge in judges():
+        named = re.sub(r"CometD's Java client \S+|`@salesforce/core` \S+", "", str(judge))
+        versions = re.findall(r"\b\d+\.\d+\.\d+\b", named)
+        missing = [version for version in versions if version not in pinned]
+        assert missing == [], judge.program
 
 
 MARKS = ("DOC", "PROTO", "SAMPLE", "CLIENT", "SEEN", "2ND", "UNCONF")

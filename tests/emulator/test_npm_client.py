@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ..streaming.test_foreign import CACHE, needs_node
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "npm_client.sh"
 
@@ -20,14 +21,12 @@ seconds."""
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (shutil.which("node") and shutil.which("npm")), reason="node and npm are not installed"
-)
+@needs_node
 def test_npm_client():
     """Over TLS, the npm client signs in with each of its four methods, publishes, subscribes,
     resumes, and runs a managed subscription whose Tooling record it reads first."""
     done = subprocess.run(
-        [str(SCRIPT)],
+        [str(SCRIPT), str(CACHE / "npm_client")],
         env={**os.environ, "PYTHON": sys.executable},
         capture_output=True,
         text=True,

@@ -108,6 +108,13 @@ def test_the_official_cli(tmp_path):
         (home / "in.csv").write_text("Name,Phone\nbulk 1,1\nbulk 2,2\n")
         into = ("-s", "Account", "-f", "in.csv", "--line-ending", "LF", "--wait", "2")
         assert cli.json("data", "import", "bulk", *into)["successfulRecords"] == 2
+        (home / "up.csv").write_text("External_Id__c,Name\n1,an order\n")
+        into = ("-s", "Order__c", "-f", "up.csv", "-i", "External_Id__c", "--line-ending", "LF")
+        for _ in range(2):
+            assert cli.json("data", "upsert", "bulk", *into, "--wait", "2")
+        user = emulator.accounts.holder("")
+        rows = emulator.records.query("SELECT Name FROM Order__c", user).rows
+        assert [row["Name"] for row in rows] == ["an order"]
         out = ("-q", "SELECT Name FROM Account", "--output-file", "out.csv", "--wait", "2")
         assert cli.json("data", "export", "bulk", *out)["totalSize"] == 3
         assert (home / "out.csv").read_text().splitlines()[1:] == ['"one"', '"bulk 1"', '"bulk 2"']

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sfpubsub.emulator.grpc.pages import Pages
+from sfpubsub.emulator.grpc.stream import Fetch, PlainStream
 from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.mailbox import Mailbox
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
@@ -223,6 +226,22 @@ def test_half_close_ends_with_ok(client):
     stream = client.subscribe()
     stream.half_close()
     assert stream.end()[0] == "OK"
+
+
+def test_a_half_close_with_the_last_request_loses_no_events(emulator):
+    """The events that a request asks for are sent, even if the half-close comes together with the
+    request, as from a program that sends one request and waits for the answer.
+    """
+    published = emulator.publish(ORDERS, orders(3))
+    mailbox: Mailbox[Fetch] = Mailbox(emulator.clock)
+    pages = Pages(emulator.bus, emulator.settings)
+    stream = PlainStream(emulator._world, mailbox, emulator.access_token, pages)
+    mailbox.put(Fetch(ORDERS, "EARLIEST", b"", 2))
+    mailbox.put(Fetch(ORDERS, "EARLIEST", b"", 3))
+    mailbox.half_close()
+    replies = list(stream.run())
+    assert [len(reply.page.positions) for reply in replies] == [3]
+    assert replies[0].latest == published[-1].replay_id
 
 
 def test_half_close_without_a_request(client):

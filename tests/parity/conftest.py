@@ -15,6 +15,7 @@ import fastavro
 import grpc
 import pytest
 
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
@@ -55,7 +56,9 @@ def org(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Org]:
     """The real org if its settings are given, otherwise an emulator."""
     given = {name: os.environ.get(f"PARITY_{name}", "") for name in NAMES}
     if not any(given.values()):
-        with EmulatorServer(tmp_path_factory.mktemp("parity")) as emulator:
+        # Idle streams end soon.
+        settings = Settings(idle_close_s=1.0, first_request_s=1.0, publish_stream_idle_s=1.0)
+        with EmulatorServer(tmp_path_factory.mktemp("parity"), settings=settings) as emulator:
             client = Client(emulator.grpc_target, emulator.metadata)
             yield Org(
                 emulator.access_token,
@@ -89,6 +92,16 @@ def client(org: Org) -> Iterator[Client]:
     del org.client._streams[opened:]
 
 
+@pytest.fixture
+def seen(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Return a function that keeps what a test has seen, by name, for the report."""
+
+    def keep(**values: Any) -> None:
+        request.node.user_properties += values.items()
+
+    return keep
+
+
 @pytest.fixture(scope="session")
 def schema(org: Org) -> Any:
     """The topic's schema, fetched from the org."""
@@ -96,7 +109,7 @@ def schema(org: Org) -> Any:
     return org.client.call("GetSchema", pb.SchemaRequest(schema_id=info.schema_id))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def event(org: Org, schema: Any) -> Callable[..., Any]:
     """Return a function that creates an event for the topic.
 

@@ -3,7 +3,8 @@
     python -m pytest tests/parity -p tests.parity.report --parity-report FILE
 
 A pytest plugin for scripts/parity.sh. The file is JSON: the outcome of each test, and each fact of
-the page of evidence that is marked UNCONF, with the outcome of its tests or "not tried".
+the page of evidence that is marked UNCONF, with the outcome of its tests and what they saw, or "not
+tried".
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from sfpubsub.emulator.faults.refusals import FAILURES
+
 from ..pages import page
 from .conftest import NAMES
 
@@ -24,8 +27,8 @@ _PATTERNS = (
     (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "EMAIL"),
     (re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:salesforce|force)\.com\b"), "HOST"),
     (re.compile(r"\b[A-Za-z]\w*__(?:[a-z]{1,3}|ChangeEvent)\b"), "NAME"),
-    # An id of a record, or of a call.
-    (re.compile(r"\b[a-zA-Z0-9]{3}\w{2}0\w{9}(?:\w{3})?\b"), "ID"),
+    # An id of a record, which has digits, unlike a word of this length; or one of a call.
+    (re.compile(r"\b(?=\w*\d\w*\d\w*\d)[a-zA-Z0-9]{15}(?:[a-zA-Z0-9]{3})?\b"), "ID"),
     (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "ID"),
 )
 
@@ -47,21 +50,34 @@ def redacted(text: str, settings: dict[str, str]) -> str:
     return text
 
 
-def unconfirmed(outcomes: dict[str, str]) -> list[dict[str, Any]]:
+def unconfirmed(outcomes: dict[str, str], seen: dict[str, Any]) -> list[dict[str, Any]]:
     """Return each fact of the page of evidence that is marked UNCONF, with the outcomes of its
-    parity tests.
+    parity tests and what they saw.
 
     Args:
-        outcomes: The outcome of each parity test, by its name on the page.
+        outcomes: The outcome of each parity test, by its name on the page, with its parameters.
+        seen: What the tests saw, by the same names.
     """
     found = []
     for line in page("emulator-evidence").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and "UNCONF" in line:
             tests = re.findall(r"`parity/(\w+::\w+)`", line)
-            answers = {name: outcomes[name] for name in tests if name in outcomes}
+            answers = {
+                name: {"outcome": outcome, "seen": seen.get(name, {})}
+                for name, outcome in outcomes.items()
+                if outcome != "skipped" and _belongs(name, tests, line)
+            }
             found.append({"fact": cells[0], "answer": answers or "not tried"})
     return found
+
+
+def _belongs(name: str, tests: list[str], line: str) -> bool:
+    """Return whether a test is one of a row's tests. A test of an error code belongs only to rows
+    that name the code.
+    """
+    base, _, parameter = name.removesuffix("]").partition("[")
+    return base in tests and (parameter not in FAILURES or f"`{parameter}`" in line)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,6 +96,7 @@ class Report:
         self._path = path
         self._outcomes: dict[str, str] = {}
         self._failures: dict[str, str] = {}
+        self._seen: dict[str, Any] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the worst outcome of the parts of a test, and the text of a failure."""
@@ -87,6 +104,8 @@ class Report:
         where = f"{Path(file).stem.removeprefix('test_')}::{name.removeprefix('test_')}"
         if report.when == "call" or not report.passed:
             self._outcomes[where] = report.outcome
+        if report.user_properties:
+            self._seen[where] = dict(report.user_properties)
         if report.failed:
             self._failures[where] = report.longreprtext
 
@@ -96,7 +115,7 @@ class Report:
         found = {
             "tests": self._outcomes,
             "failures": self._failures,
-            "unconfirmed": unconfirmed(self._outcomes),
+            "unconfirmed": unconfirmed(self._outcomes, self._seen),
         }
         text = json.dumps(found, indent=1, ensure_ascii=False)
         self._path.write_text(redacted(text, settings) + "\n", encoding="utf-8")

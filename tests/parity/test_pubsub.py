@@ -16,6 +16,7 @@ from sfpubsub.emulator.faults.refusals import FAILURES
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 from ..emulator.support import PREFIX, WAIT_S
+from .asking import ended
 
 
 def publish(org: Any, *events: Any) -> Any:
@@ -26,12 +27,6 @@ def publish(org: Any, *events: Any) -> Any:
 def refused(suffix: str) -> tuple[str, str]:
     """Return the expected status and error code of a rejection, given the code's suffix."""
     return FAILURES[suffix].status, suffix
-
-
-def ended(stream: Any) -> tuple[str, str]:
-    """Return the status and error code with which a stream ended."""
-    status, _, trailers = stream.end()
-    return status, trailers.get("error-code", "").removeprefix(PREFIX)
 
 
 def rejection(org: Any, **headers: str) -> tuple[str, str]:

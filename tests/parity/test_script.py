@@ -18,6 +18,7 @@ from .conftest import NAMES
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "parity.sh"
+FILES = ("pubsub", "rest", "unconfirmed", "streaming", "made")
 SETTINGS = {f"PARITY_{name}": "x" for name in NAMES}
 
 
@@ -70,7 +71,7 @@ def test_evidence_page_names_every_parity_test():
     named = set(re.findall(r"`parity/(\w+)::(\w+)`", text))
     there = {
         (file, name)
-        for file in ("pubsub", "rest")
+        for file in FILES
         for name in re.findall(
             r"^def test_(\w+)\(",
             (Path(__file__).parent / f"test_{file}.py").read_text(encoding="utf-8"),

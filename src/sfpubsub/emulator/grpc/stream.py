@@ -200,13 +200,15 @@ class EventStream(ABC, Generic[R]):
             bells.forget(_SILENT, self.mailbox.wake)
 
     def _serve(self, half_closed: bool) -> Iterator[Reply]:
+        asked = True  # requests have come since the last delivery
         while not self.mailbox.gone:
             self._break()
             now = self.world.clock.now()
             self.check(now)
             reply = self.answer(now, half_closed)
-            if reply is None and not half_closed:
-                reply = self.deliver(now)
+            # A half-close may come together with the request before it, which is still served.
+            if reply is None and (asked or not half_closed):
+                reply, asked = self.deliver(now), False
             if reply is not None:
                 if reply.answer is None or reply.page.positions:
                     self._idle_since = now
@@ -222,6 +224,7 @@ class EventStream(ABC, Generic[R]):
                 self.mailbox.wait(self._next_deadline())
             arrivals, ended = self.mailbox.collect()
             half_closed = half_closed or ended
+            asked = asked or bool(arrivals)
             for arrival in arrivals:
                 self.accept(arrival)
 

@@ -4,13 +4,13 @@ EntityDefinition, PlatformEventUsageMetric, and the limits resource.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import authorised
 from sfpubsub.emulator.http.tables import Table
 from sfpubsub.emulator.org import soql
+from sfpubsub.emulator.org.records.values import moment
 from sfpubsub.emulator.org.usage import DAY_S, HOUR_S, SEGMENT_S
 from sfpubsub.emulator.org.usage_report import used
 
@@ -89,8 +89,8 @@ def _metrics(call: Call, asked: soql.Select) -> list[dict[str, Any]]:
             "EventType": "CUSTOM_PLATFORM_EVENT" if _is_platform_event(item.event) else _CHANGE,
             "UsageType": item.usage,
             "Value": item.count,
-            "StartDate": _time(item.start),
-            "EndDate": _time(item.end),
+            "StartDate": moment(item.start),
+            "EndDate": moment(item.end),
             "TimeSegment": segment or "Hourly",
             "Client": "PUB_SUB_API" if item.usage == "DELIVERY" else None,
         }
@@ -116,11 +116,6 @@ def _is_platform_event(name: str) -> bool:
 def _metric(event: str, usage: str) -> str:
     kind = "PLATFORM" if _is_platform_event(event) else "CHANGE"
     return f"{kind}_EVENTS_{'DELIVERED' if usage == 'DELIVERY' else 'PUBLISHED'}"
-
-
-def _time(at: float) -> str:
-    found = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-    return found.replace("+00:00", "+0000")
 
 
 _DEFINITION = dict.fromkeys(

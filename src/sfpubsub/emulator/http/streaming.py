@@ -1,8 +1,9 @@
 """PushTopics and generic channels in the REST API: their records, and the
 publication of generic events.
 
-The values of a record are validated here. For the query of a PushTopic, only the syntax is checked;
-`org.records.publishing` applies the query to changed records.
+The values of a record are validated here. The query of a PushTopic may name an object that this org
+does not have, whose events are published by tests; `org.records.publishing` applies it to changed
+records.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sfpubsub.emulator.org import soql
 from sfpubsub.emulator.org.cometd.channels import Record
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.records.fields import SObject
+from sfpubsub.emulator.org.records.problems import RecordProblem
 
 _PAYLOAD_CHARS = 3000
 """Maximum number of characters in the payload of a generic event. Documented."""
@@ -26,7 +28,6 @@ _NAME = {
     "PushTopic": re.compile(r"[A-Za-z]\w{0,24}", re.ASCII),
     "StreamingChannel": re.compile(r"/u/[\w/-]{1,77}", re.ASCII),
 }
-_QUERY = re.compile(r"\s*SELECT\s+\w+(\s*,\s*\w+)*\s+FROM\s+\w+(\s+WHERE\s+.+)?\s*", re.I | re.S)
 
 _OPERATIONS = "NotifyForOperations"
 """A field that is read-only since API version 29.0, and tells nothing about deletions. Documented.
@@ -193,14 +194,34 @@ def _given(call: Call) -> dict[str, Any]:
         if column not in (*defaults, "Name"):
             text = f"No such column '{column[:80]}' on sobject of {kind}"
             raise RestRefused("INVALID_FIELD", text)
-    query = given.get("Query")
-    if query and not _QUERY.fullmatch(str(query)):
-        raise RestRefused("INVALID_FIELD", "Query: unexpected token", "Query")
+    if query := given.get("Query"):
+        _check_query(call, str(query))
     return {
         column: value
         for column, value in given.items()
         if value is not None or defaults.get(column) is None
     }
+
+
+def _check_query(call: Call, query: str) -> None:
+    """Check that a query has only fields of one object and a condition.
+
+    Raises:
+        RestRefused: It has something else, or the org has the object, but not its fields.
+    """
+    records = call.world.records
+    try:
+        asked = soql.parse(query)
+        if asked.of.lower() in map(str.lower, records.objects()):
+            user = call.world.accounts.holder(call.world.sessions.user_of(call.bearer) or "")
+            records.plan(query, user)
+    except (soql.Malformed, RecordProblem) as problem:
+        raise RestRefused("INVALID_FIELD", f"Query: {problem}", "Query") from problem
+    simple = soql.Select(asked.columns, asked.of, asked.where, (), (), None, 0)
+    plain = all(item.field.isidentifier() and not item.function for item in asked.columns)
+    if asked != simple or asked.counts or not plain:
+        text = "Query: only fields of one object and a condition are allowed"
+        raise RestRefused("INVALID_FIELD", text, "Query")
 
 
 def _record(call: Call) -> Record:

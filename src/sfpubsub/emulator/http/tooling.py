@@ -6,8 +6,6 @@ Metadata: members that it omits are reset to their defaults, except the state, w
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -18,15 +16,16 @@ from sfpubsub.emulator.http.rest import NEWEST_VERSION, RestRefused, authorised,
 from sfpubsub.emulator.http.sobjects import query_of
 from sfpubsub.emulator.http.tables import Table
 from sfpubsub.emulator.org import soql
+from sfpubsub.emulator.org.lexical import DEVELOPER_NAME
 from sfpubsub.emulator.org.managed import LimitReached, ManagedSubscription, NameTaken
 from sfpubsub.emulator.org.records.problems import no_object
+from sfpubsub.emulator.org.records.values import moment
 from sfpubsub.emulator.org.sessions import eighteen
 
 _OBJECT = "ManagedEventSubscription"
 _FIRST_VERSION = 60
 """API version that introduced managed subscriptions."""
 
-_NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
 _NAME_CHARS = 80
 """Maximum number of characters in a developer name or label."""
 
@@ -65,7 +64,7 @@ def create(call: Call) -> Answer:
             raise _required(name)
     metadata = _metadata(body["Metadata"])
     name = body["FullName"]
-    if not _NAME.fullmatch(name) or len(name) > _NAME_CHARS:
+    if not DEVELOPER_NAME.fullmatch(name) or len(name) > _NAME_CHARS:
         raise _invalid(
             "FullName",
             "a name consists of letters, digits and single underscores, begins with a letter, does"
@@ -221,11 +220,6 @@ def _members(given: dict[str, Any], known: dict[str, tuple[type, ...]]) -> dict[
     return given
 
 
-def _moment(at: float) -> str:
-    time = datetime.fromtimestamp(at, UTC)
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "+0000")
-
-
 def _values(record: ManagedSubscription) -> dict[str, Any]:
     return {
         "Id": record.subscription_id,
@@ -233,8 +227,8 @@ def _values(record: ManagedSubscription) -> dict[str, Any]:
         "MasterLabel": record.label,
         "Language": "en_US",
         "NamespacePrefix": None,
-        "CreatedDate": _moment(record.created_at),
-        "LastModifiedDate": _moment(record.modified_at),
+        "CreatedDate": moment(record.created_at),
+        "LastModifiedDate": moment(record.modified_at),
         "FullName": record.developer_name,
         "Metadata": {
             "defaultReplay": record.default_replay,

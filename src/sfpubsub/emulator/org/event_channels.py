@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from sfpubsub.emulator.org.bus import Bus
+from sfpubsub.emulator.org.lexical import DEVELOPER_NAME
 from sfpubsub.emulator.org.problems import BadValue
 from sfpubsub.emulator.org.sessions import eighteen
 from sfpubsub.emulator.org.store import Store
@@ -27,7 +28,6 @@ STANDARD = "ChangeEvents"
 """Name of the standard channel, which every org has."""
 
 _SUFFIX = "__chn"
-_NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
 _NAME_CHARS = 80
 _FIELD = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
@@ -189,7 +189,7 @@ class EventChannels:
                 channels of this kind.
         """
         bare = name.removesuffix(_SUFFIX)
-        if bare == name or not _NAME.fullmatch(bare) or len(name) > _NAME_CHARS:
+        if bare == name or not DEVELOPER_NAME.fullmatch(bare) or len(name) > _NAME_CHARS:
             text = (
                 "The name of a channel begins with a letter, consists of letters, digits and single"
                 f" underscores, ends in {_SUFFIX}, and has at most {_NAME_CHARS} characters."
@@ -270,7 +270,7 @@ class EventChannels:
             BadValue: A value is not valid, the name is taken, or the channel already carries the
                 event.
         """
-        if not _NAME.fullmatch(developer_name):
+        if not DEVELOPER_NAME.fullmatch(developer_name):
             text = (
                 "A name must consist of letters, digits and single underscores, begin with a"
                 " letter, and not end with an underscore"

@@ -18,6 +18,9 @@ _CLOCK = re.compile(r"(\d\d:\d\d:\d\d)(\.\d{1,9})?Z?", re.ASCII)
 _INSTANT = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:T(\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)(Z|[+-]\d\d:?\d\d)?)?", re.ASCII
 )
+DEVELOPER_NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
+"""The API name of a subscription, a channel, a permission set and the like."""
+
 _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 

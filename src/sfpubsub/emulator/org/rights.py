@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import bisect
 import json
-import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.lexical import DEVELOPER_NAME
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.sessions import eighteen
 from sfpubsub.emulator.org.store import Store
@@ -31,7 +31,6 @@ _STEP_S = 0.001
 with which times are returned. Otherwise a withdrawal and a new grant could be invisible.
 """
 
-_NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
 
 _TABLES = (
     # profile_of: the user whose profile owns the set; blank for any other set.
@@ -154,7 +153,7 @@ class Rights:
         Raises:
             EmulatorProblem: The name is not valid.
         """
-        if not _NAME.fullmatch(name):
+        if not DEVELOPER_NAME.fullmatch(name):
             raise EmulatorProblem(
                 f"{name!r} is not a name of a permission set: use letters, digits and single"
                 " underscores, beginning with a letter"

@@ -67,6 +67,7 @@ from pathlib import Path
 from typing import Any
 
 from sfpubsub.emulator.org.accounts import check_public_key
+from sfpubsub.emulator.org.lexical import DEVELOPER_NAME
 from sfpubsub.emulator.org.problems import EmulatorProblem, SeedError
 from sfpubsub.emulator.org.records.fields import SObject
 from sfpubsub.emulator.org.records.schemas import change_schema
@@ -78,7 +79,6 @@ DEFAULT_SEED = Path(__file__).with_name("default_seed.toml")
 """The seed that is used if none is given."""
 
 _TOPIC_NAME = re.compile(r"/(event|data)/\w+")
-_DEVELOPER_NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
 
 # Types of a table's required keys, and of its optional keys.
 _TABLES: dict[str, tuple[dict[str, type], dict[str, type]]] = {
@@ -274,7 +274,7 @@ class _Reader:
 
     def _managed(self, row: dict[str, Any], topics: list[str]) -> dict[str, Any]:
         name = row["developer_name"]
-        if not _DEVELOPER_NAME.fullmatch(name):
+        if not DEVELOPER_NAME.fullmatch(name):
             raise self._error(
                 f"managed subscription {name!r}: the developer name is not valid",
                 "use letters, digits and single underscores, beginning with a letter",

@@ -92,7 +92,6 @@ _KEYS: dict[str, type] = {
 }
 """Keys of a field definition and the types of their values."""
 
-_AUDIT = ("CreatedDate", "CreatedById", "LastModifiedDate", "LastModifiedById")
 _SYSTEM: dict[str, dict[str, Any]] = {
     "OwnerId": {"type": "reference", "label": "Owner ID", "references": ["User"]},
     "CreatedDate": {"type": "datetime", "label": "Created Date", "read_only": True},
