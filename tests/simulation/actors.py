@@ -1,11 +1,14 @@
 """Those who act on the world: publishers, the network, Salesforce, administrators, an operator.
 
-Each is a thread of the service's machine that waits for a random time and then does something.
+Each is a thread of the service's machine that waits for a random time and then does something. What
+it does, and when, depends only on the seed, its name, and the number of what it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import random
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sfpubsub.emulator.faults.plan import Fault
@@ -13,6 +16,9 @@ from sfpubsub.errors import AuthenticationError, RemoteProtocolError, StreamUnav
 from tests.simulation.network import PAGES
 from tests.simulation.programs import Program
 from tests.simulation.world import DAY, HOUR, World
+
+Act = tuple[str, int]
+"""One thing that happens: the actor's name, and the number of what it does."""
 
 REST = 3 * HOUR
 """How long after the last fault everything must be caught up, in seconds. The longest wait of a
@@ -55,21 +61,22 @@ class Actors:
         world: The world.
         programs: The programs.
         pace: How often each acts.
-        only: Names of the actors that act; None for all. A story is shorter with fewer.
+        only: What may happen; None for everything. A story is shorter with less.
     """
 
     def __init__(
-        self, world: World, programs: list[Program], pace: Pace, only: Sequence[str] | None
+        self, world: World, programs: list[Program], pace: Pace, only: Iterable[Act] | None
     ) -> None:
         self.world, self.programs, self.pace = world, programs, pace
-        self.chance, self.kernel = world.chance, world.kernel
+        self.kernel = world.kernel
         self.is_over = False
+        self._only = only
         self._stopped: set[str] = set()
         for name, mean, act in self._all():
-            if mean and (only is None or name in only):
+            if mean:
                 self._begin(name, mean, act)
 
-    def _all(self) -> list[tuple[str, float, Callable[[], None]]]:
+    def _all(self) -> list[tuple[str, float, Callable[[random.Random], None]]]:
         pace = self.pace
         return [
             ("publish", pace.publish, self._publish),
@@ -81,15 +88,26 @@ class Actors:
             ("kills", pace.kills, self._operate),
         ]
 
-    def _begin(self, name: str, mean: float, act: Callable[[], None]) -> None:
-        def work() -> None:
-            while True:
-                self.kernel.sleep(self.chance.expovariate(1 / mean))
-                if self.is_over:
-                    return
-                act()
+    def _begin(self, name: str, mean: float, act: Callable[[random.Random], None]) -> None:
+        kernel, world = self.kernel, self.world
 
-        self.kernel.spawn(self.world.service, name, work)
+        only = None if self._only is None else {n for each, n in self._only if each == name}
+
+        def work() -> None:
+            due = 0.0
+            for number in itertools.count() if only is None else range(max(only) + 1):
+                chance = random.Random(f"{kernel.seed}/{name}/{number}")
+                due += chance.expovariate(1 / mean)
+                # What was due during something that took longer does not happen.
+                if due > kernel.now and (only is None or number in only):
+                    kernel.sleep(due - kernel.now)
+                    if self.is_over:
+                        return
+                    world.acts.append((name, number))
+                    act(chance)
+
+        if only is None or only:
+            kernel.spawn(world.service, name, work)
 
     def stop(self) -> None:
         """End all faults: from now on, everything works."""
@@ -106,16 +124,16 @@ class Actors:
 
     # What they do.
 
-    def _publish(self) -> None:
+    def _publish(self, chance: random.Random) -> None:
         count = 1
-        if self.chance.random() < self.pace.burst:
-            count = self.chance.choice((5, 100, 300))
+        if chance.random() < self.pace.burst:
+            count = chance.choice((5, 100, 300))
         self.world.publish(count)
         if count > 1:
             self.world.tell(f"{count} events are published")
 
-    def _break(self) -> None:
-        world, chance, kernel = self.world, self.chance, self.kernel
+    def _break(self, chance: random.Random) -> None:
+        world, kernel = self.world, self.kernel
         names = [each.machine.name for each in self.programs if each.machine is not None]
         what = chance.random()
         if what < 0.35:
@@ -145,8 +163,8 @@ class Actors:
             world.network.page = None
             world.reach("proxy page")
 
-    def _mood(self) -> None:
-        chance, faults = self.chance, self.world.org.faults
+    def _mood(self, chance: random.Random) -> None:
+        faults = self.world.org.faults
         kinds: list[tuple[str, dict[str, object]]] = [
             ("fail_commit", {}),
             ("drop_before_commit_answer", {}),
@@ -171,8 +189,8 @@ class Actors:
         faults.add(Fault(kind, times=chance.choice((1, 1, 3)), **params))
         self.world.reach(f"mood: {kind}")
 
-    def _sign_in(self) -> None:
-        world, chance = self.world, self.chance
+    def _sign_in(self, chance: random.Random) -> None:
+        world = self.world
         sessions = world.org._world.sessions
         what = chance.random()
         if what < 0.3:
@@ -196,8 +214,8 @@ class Actors:
             if chance.random() < 0.7:
                 sessions.end_all(expired=True)
 
-    def _administer(self) -> None:
-        world, chance, kernel = self.world, self.chance, self.kernel
+    def _administer(self, chance: random.Random) -> None:
+        world, kernel = self.world, self.kernel
         managed = [each for each in self.programs if each.managed]
         if not managed:
             return
@@ -230,10 +248,10 @@ class Actors:
             state=state,  # type: ignore[arg-type]
         )
 
-    def _move(self) -> None:
+    def _move(self, chance: random.Random) -> None:
         world = self.world
         world.tell("the org is moved to another instance")
-        world.network.down = world.trouble(self.chance.choice((0.0, 60.0, 1800.0)))
+        world.network.down = world.trouble(chance.choice((0.0, 60.0, 1800.0)))
         world.org.bus.move()
         world.renumbered()
         for program in self.programs:
@@ -241,8 +259,8 @@ class Actors:
         world.network.reset()
         world.reach("org moved")
 
-    def _operate(self) -> None:
-        chance, kernel = self.chance, self.kernel
+    def _operate(self, chance: random.Random) -> None:
+        kernel = self.kernel
         program = chance.choice(self.programs)
         if program.machine is None:
             return

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import hashlib
 import logging
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.simulation.actors import REST, Actors, Pace
+from tests.simulation.actors import REST, STORM, YEAR, Act, Actors
 from tests.simulation.kernel import Kernel, Stuck
 from tests.simulation.oracle import Broken
 from tests.simulation.programs import Program
@@ -23,13 +24,37 @@ COLLECT_S = 6 * HOUR
 """How often garbage is collected, in simulated seconds."""
 
 
+@dataclass(frozen=True)
+class Case:
+    """What is run.
+
+    Attributes:
+        seed: Determines everything, together with *luck*.
+        days: Simulated days, without the rest that follows them.
+        is_year: Whether things happen as often as in a usual year, rather than in a storm.
+        programs: Names of the programs that run; None for all.
+        acts: What the actors may do; None for everything.
+        luck: Determines what acts do not: which thread is next, and how long a message takes.
+    """
+
+    seed: int
+    days: float
+    is_year: bool = False
+    programs: tuple[str, ...] | None = None
+    acts: tuple[Act, ...] | None = None
+    luck: int = 0
+
+
 @dataclass
 class Outcome:
     """What came of a run.
 
     Attributes:
-        seed, days: What was run.
+        case: What was run.
         failure: What was broken, in one line; None if nothing was.
+        ended: When the run ended, in simulated seconds since the start.
+        programs: Names of the programs that ran.
+        acts: What the actors did.
         story: What happened, in time order.
         reached: How often each rare state was reached.
         excuses: How often each exception of the guarantees page was used.
@@ -37,9 +62,11 @@ class Outcome:
         seconds: Processor time that the run took.
     """
 
-    seed: int
-    days: float
+    case: Case
     failure: str | None = None
+    ended: float = 0.0
+    programs: tuple[str, ...] = ()
+    acts: tuple[Act, ...] = ()
     story: list[str] = field(default_factory=list)
     reached: Counter[str] = field(default_factory=Counter)
     excuses: Counter[str] = field(default_factory=Counter)
@@ -48,6 +75,11 @@ class Outcome:
     calls: int = 0
     digest: str = ""
     seconds: float = 0.0
+
+    @property
+    def kind(self) -> str | None:
+        """The failure without its numbers: runs of one kind break the same promise."""
+        return None if self.failure is None else re.sub(r"[0-9.]+", "#", self.failure)
 
 
 KINDS = (
@@ -60,36 +92,21 @@ KINDS = (
 """The programs: name, kind, and whether the client may read the record."""
 
 
-def run(
-    seed: int,
-    days: float,
-    pace: Pace,
-    *,
-    actors: Sequence[str] | None = None,
-    programs: Sequence[str] | None = None,
-) -> Outcome:
-    """Simulate some days, and then a rest in which everything must be caught up.
-
-    Args:
-        seed: Determines everything.
-        days: Simulated days, without the rest.
-        pace: How often things happen.
-        actors: Who acts; None for all.
-        programs: Names of the programs that run; None for all.
-    """
-    outcome = Outcome(seed, days)
+def run(case: Case) -> Outcome:
+    """Simulate some days, and then a rest in which everything must be caught up."""
+    outcome = Outcome(case)
     began = time.process_time()
     logging.getLogger("sfpubsub").setLevel(logging.CRITICAL)
     # Garbage is collected at times that the run determines: an object's end may have effects.
     gc.collect()
     gc.disable()
-    with simulated(seed) as world:
+    with simulated(case.seed, case.luck) as world:
         kernel = world.kernel
         found: list[Program] = []
         try:
-            _set_up(world, found, programs)
-            acting = Actors(world, found, pace, actors)
-            _until(world, found, days * DAY)
+            _set_up(world, found, case.programs)
+            acting = Actors(world, found, YEAR if case.is_year else STORM, case.acts)
+            _until(world, found, case.days * DAY)
             acting.stop()
             end = kernel.now + REST
             _until(world, found, end, lambda: all(each.is_caught_up for each in found))
@@ -103,6 +120,9 @@ def run(
                     kernel.kill(each.machine)
             kernel.kill(world.service)
             gc.enable()
+        outcome.ended = kernel.now
+        outcome.programs = tuple(each.name for each in found)
+        outcome.acts = tuple(world.acts)
         outcome.story = list(world.story)
         outcome.reached = world.reached
         for code, count in world.network.refusals.items():
@@ -122,7 +142,7 @@ def report(outcome: Outcome) -> str:
     """Return what came of a run as text: if it failed, first the end of its story."""
     lines = outcome.story[-80:] if outcome.failure is not None else []
     lines.append(
-        f"seed {outcome.seed}, {outcome.days:g} days in {outcome.seconds:.1f} s: "
+        f"seed {outcome.case.seed}, {outcome.case.days:g} days in {outcome.seconds:.1f} s: "
         f"{outcome.failure or 'nothing broken'}; {outcome.delivered} events delivered, "
         f"{outcome.duplicates} of them again, {outcome.calls} calls; digest {outcome.digest}"
     )
@@ -130,7 +150,7 @@ def report(outcome: Outcome) -> str:
     return "\n".join([*lines, *(f"{count:8d}  {name}" for name, count in counts)])
 
 
-def _set_up(world: World, found: list[Program], names: Sequence[str] | None) -> None:
+def _set_up(world: World, found: list[Program], names: tuple[str, ...] | None) -> None:
     def create() -> None:
         for name, kind, records in KINDS:
             if names is not None and name not in names:

@@ -54,6 +54,7 @@ class World:
         self.service = Machine("service")
         self.story: deque[str] = deque(maxlen=2000)
         self.reached: Counter[str] = Counter()
+        self.acts: list[tuple[str, int]] = []  # what the actors did, in order
         self.truth = Truth()
         self.org: EmulatorServer
         self.network: Network
@@ -174,9 +175,9 @@ class Login:
 
 
 @contextlib.contextmanager
-def simulated(seed: int, *, preempt: float = 0.01) -> Iterator[World]:
+def simulated(seed: int, luck: int = 0) -> Iterator[World]:
     """Yield a world, whose programs run in virtual time within the block."""
-    kernel = Kernel(seed, preempt=preempt)
+    kernel = Kernel(seed, luck)
     with tempfile.TemporaryDirectory(prefix="sfpubsub-simulation-") as directory:
         world = World(kernel, Path(directory))
         with replaced(
