@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.errors import AuthenticationError, RemoteProtocolError, StreamUnavailableError
 from tests.simulation.network import PAGES
-from tests.simulation.programs import Program
-from tests.simulation.world import DAY, HOUR, World
+from tests.simulation.process import Program
+from tests.simulation.world import DAY, HOUR, SENT, World, audit_schema
 
 Act = tuple[str, int]
 """One thing that happens: the actor's name, and the number of what it does."""
@@ -36,12 +36,16 @@ class Pace:
     sign_in: float = DAY
     admin: float = DAY
     moves: float = 7 * DAY
+    schemas: float = 7 * DAY
     kills: float = DAY
     burst: float = 0.02
     """Probability that many events are published at once."""
 
 
 YEAR = Pace()
+INVALID = "FIELD_CUSTOM_VALIDATION_EXCEPTION: not valid"
+"""Refuses an event for good."""
+
 STORM = Pace(
     publish=1800.0,
     breaks=900.0,
@@ -49,6 +53,7 @@ STORM = Pace(
     sign_in=2 * HOUR,
     admin=2 * HOUR,
     moves=DAY,
+    schemas=3 * HOUR,
     kills=HOUR,
     burst=0.1,
 )
@@ -72,6 +77,7 @@ class Actors:
         self.is_over = False
         self._only = only
         self._stopped: set[str] = set()
+        self._version = 1  # of the schema of `SENT`
         for name, mean, act in self._all():
             if mean:
                 self._begin(name, mean, act)
@@ -85,6 +91,7 @@ class Actors:
             ("sign_in", pace.sign_in, self._sign_in),
             ("admin", pace.admin, self._administer),
             ("moves", pace.moves, self._move),
+            ("schemas", pace.schemas, self._change_schema),
             ("kills", pace.kills, self._operate),
         ]
 
@@ -183,11 +190,17 @@ class Actors:
             ("delay_call", {"seconds": chance.choice((1.0, 25.0, 100.0))}),
             ("drop_stream", {"status": "OK"}),
             ("refuse", {}),
+            ("lose_answer", {"after_responses": chance.choice((0, 0, 1))}),
+            ("lose_answer", {"status": "RESET"}),
+            ("refuse_event", {}),
+            ("refuse_event", {"text": INVALID}),
         ]
         kind, params = chance.choice(kinds)
         self.world.tell(f"the service is in the mood for {kind} {params or ''}")
         faults.add(Fault(kind, times=chance.choice((1, 1, 3)), **params))
         self.world.reach(f"mood: {kind}")
+        if kind == "lose_answer" and chance.random() < 0.5:
+            self.world.then_refuse = Fault("refuse_event", text=INVALID)
 
     def _sign_in(self, chance: random.Random) -> None:
         world = self.world
@@ -258,6 +271,12 @@ class Actors:
             program.position_lost(moved=True)
         world.network.reset()
         world.reach("org moved")
+
+    def _change_schema(self, chance: random.Random) -> None:
+        self._version = self._version % 3 + 1
+        self.world.tell(f"the schema of {SENT} is now version {self._version}")
+        self.world.org.bus.change_schema(SENT, audit_schema(self._version))
+        self.world.reach("schema changed")
 
     def _operate(self, chance: random.Random) -> None:
         kernel = self.kernel

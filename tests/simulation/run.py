@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from tests.simulation.actors import REST, STORM, YEAR, Act, Actors
 from tests.simulation.kernel import Kernel, Stuck
 from tests.simulation.oracle import Broken
-from tests.simulation.programs import Program
+from tests.simulation.process import Program
+from tests.simulation.publishers import Publisher
+from tests.simulation.subscribers import Subscriber
 from tests.simulation.world import DAY, HOUR, World, simulated
 
 MOST_CALLS = 60
@@ -89,7 +91,9 @@ KINDS = (
     ("Stored", "stored", False),
     ("Plain", "plain", False),
 )
-"""The programs: name, kind, and whether the client may read the record."""
+"""The subscribers: name, kind, and whether the client may read the record."""
+
+PUBLISHERS = ("Sender",)
 
 
 def run(case: Case) -> Outcome:
@@ -109,8 +113,8 @@ def run(case: Case) -> Outcome:
             _until(world, found, case.days * DAY)
             acting.stop()
             end = kernel.now + REST
-            _until(world, found, end, lambda: all(each.is_caught_up for each in found))
-            _check_caught_up(world, found)
+            _until(world, found, end, lambda: not any(each.behind for each in found))
+            _check_caught_up(found)
         except (Broken, Stuck) as error:
             outcome.failure = str(error)
             world.tell(f"FAILED: {error}")
@@ -128,9 +132,9 @@ def run(case: Case) -> Outcome:
         for code, count in world.network.refusals.items():
             outcome.reached[f"refused: {code}"] += count
         for each in found:
-            outcome.excuses += each.reader.excuses
-            outcome.delivered += each.reader.delivered
-            outcome.duplicates += each.reader.duplicates
+            outcome.excuses += each.excuses
+            outcome.delivered += each.delivered
+            outcome.duplicates += each.duplicates
         outcome.calls = sum(world.network.counts.values())
     outcome.seconds = time.process_time() - began
     text = "\n".join([*outcome.story, repr(sorted(outcome.reached.items()))])
@@ -163,7 +167,10 @@ def _set_up(world: World, found: list[Program], names: tuple[str, ...] | None) -
                     default_replay=preset,
                     error_recovery_replay=preset,
                 )
-            found.append(Program(world, name, kind, records=records))
+            found.append(Subscriber(world, name, kind, records=records))
+        found.extend(
+            Publisher(world, name) for name in PUBLISHERS if names is None or name in names
+        )
         for each in found:
             each.start()
 
@@ -188,19 +195,17 @@ def _until(
         kernel.run(lambda then=then: kernel.now >= then or bool(kernel.failures))
         _check_failures(kernel)
         for each in programs:
-            each.reader.check()
-            each.look()
+            each.check()
         for name, times in world.network.opened.items():
             if len(times) == times.maxlen and times[-1] - times[-MOST_CALLS] < 60.0:
                 raise Broken(f"{name} made {MOST_CALLS} calls within a minute")
 
 
-def _check_caught_up(world: World, programs: list[Program]) -> None:
+def _check_caught_up(programs: list[Program]) -> None:
     for each in programs:
-        if not each.is_caught_up:
+        if behind := each.behind:
             raise Broken(
-                f"{each.name} is not caught up {REST:g} s after everything works again:"
-                f" {each.reader.floor} of {len(world.truth)} events"
+                f"{each.name} is not caught up {REST:g} s after everything works again: {behind}"
             )
 
 
