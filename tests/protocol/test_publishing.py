@@ -335,6 +335,33 @@ def test_rejected_event_does_not_affect_others():
     assert protocol.counts() == PublishCounts(2, 1, 0, 0, 1)
 
 
+def test_a_refusal_after_a_lost_answer_says_that_the_event_may_be_published():
+    """If an event was sent before without an answer, and is then refused, the refusal is only about
+    the second time: the result says that the event may have been published.
+    """
+    protocol = make(ordered=True)
+    submit(protocol, 2)
+    protocol.ended(1, DOWN, 0.0, 0.5)
+    protocol.timer(10.0, 0.5)
+    answer = PublishAnswer(refuse(event(0)).results + refuse(event(1)).results, "A")
+    found = settled(protocol.response(2, answer, 10.0, 0.5))
+    assert found[1].error is not None
+    assert found[1].error.startswith("no; ")
+    assert "may have been published" in found[1].error
+    assert found[2].error == "no"  # which was sent once
+
+
+def test_an_event_that_cannot_be_reencoded_after_a_lost_answer_may_be_published():
+    """The same holds if its second refusal asks for a schema that it does not fit."""
+    protocol = make()
+    submit(protocol, 1)
+    protocol.ended(1, DOWN, 0.0, 0.5)
+    protocol.timer(10.0, 0.5)
+    protocol.response(2, refuse(event(0), schema_id="B"), 10.0, 0.5)
+    found = settled(protocol.reencoded(1, EncodeError("no such field"), 10.0, 0.5))
+    assert "may have been published" in str(found[1].error)
+
+
 def test_temporarily_rejected_event_is_retried():
     """Only an event with a retryable error is sent again; its delay grows with each rejection."""
     protocol = make()

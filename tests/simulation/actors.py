@@ -1,18 +1,24 @@
 """Those who act on the world: publishers, the network, Salesforce, administrators, an operator.
 
-Each is a thread of the service's machine that waits for a random time and then does something.
+Each is a thread of the service's machine that waits for a random time and then does something. What
+it does, and when, depends only on the seed, its name, and the number of what it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import random
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.errors import AuthenticationError, RemoteProtocolError, StreamUnavailableError
 from tests.simulation.network import PAGES
-from tests.simulation.programs import Program
-from tests.simulation.world import DAY, HOUR, World
+from tests.simulation.process import Program
+from tests.simulation.world import DAY, HOUR, SENT, World, audit_schema
+
+Act = tuple[str, int]
+"""One thing that happens: the actor's name, and the number of what it does."""
 
 REST = 3 * HOUR
 """How long after the last fault everything must be caught up, in seconds. The longest wait of a
@@ -30,12 +36,16 @@ class Pace:
     sign_in: float = DAY
     admin: float = DAY
     moves: float = 7 * DAY
+    schemas: float = 7 * DAY
     kills: float = DAY
     burst: float = 0.02
     """Probability that many events are published at once."""
 
 
 YEAR = Pace()
+INVALID = "FIELD_CUSTOM_VALIDATION_EXCEPTION: not valid"
+"""Refuses an event for good."""
+
 STORM = Pace(
     publish=1800.0,
     breaks=900.0,
@@ -43,6 +53,7 @@ STORM = Pace(
     sign_in=2 * HOUR,
     admin=2 * HOUR,
     moves=DAY,
+    schemas=3 * HOUR,
     kills=HOUR,
     burst=0.1,
 )
@@ -55,21 +66,23 @@ class Actors:
         world: The world.
         programs: The programs.
         pace: How often each acts.
-        only: Names of the actors that act; None for all. A story is shorter with fewer.
+        only: What may happen; None for everything. A story is shorter with less.
     """
 
     def __init__(
-        self, world: World, programs: list[Program], pace: Pace, only: Sequence[str] | None
+        self, world: World, programs: list[Program], pace: Pace, only: Iterable[Act] | None
     ) -> None:
         self.world, self.programs, self.pace = world, programs, pace
-        self.chance, self.kernel = world.chance, world.kernel
+        self.kernel = world.kernel
         self.is_over = False
+        self._only = only
         self._stopped: set[str] = set()
+        self._version = 1  # of the schema of `SENT`
         for name, mean, act in self._all():
-            if mean and (only is None or name in only):
+            if mean:
                 self._begin(name, mean, act)
 
-    def _all(self) -> list[tuple[str, float, Callable[[], None]]]:
+    def _all(self) -> list[tuple[str, float, Callable[[random.Random], None]]]:
         pace = self.pace
         return [
             ("publish", pace.publish, self._publish),
@@ -78,18 +91,30 @@ class Actors:
             ("sign_in", pace.sign_in, self._sign_in),
             ("admin", pace.admin, self._administer),
             ("moves", pace.moves, self._move),
+            ("schemas", pace.schemas, self._change_schema),
             ("kills", pace.kills, self._operate),
         ]
 
-    def _begin(self, name: str, mean: float, act: Callable[[], None]) -> None:
-        def work() -> None:
-            while True:
-                self.kernel.sleep(self.chance.expovariate(1 / mean))
-                if self.is_over:
-                    return
-                act()
+    def _begin(self, name: str, mean: float, act: Callable[[random.Random], None]) -> None:
+        kernel, world = self.kernel, self.world
 
-        self.kernel.spawn(self.world.service, name, work)
+        only = None if self._only is None else {n for each, n in self._only if each == name}
+
+        def work() -> None:
+            due = 0.0
+            for number in itertools.count() if only is None else range(max(only) + 1):
+                chance = random.Random(f"{kernel.seed}/{name}/{number}")
+                due += chance.expovariate(1 / mean)
+                # What was due during something that took longer does not happen.
+                if due > kernel.now and (only is None or number in only):
+                    kernel.sleep(due - kernel.now)
+                    if self.is_over:
+                        return
+                    world.acts.append((name, number))
+                    act(chance)
+
+        if only is None or only:
+            kernel.spawn(world.service, name, work)
 
     def stop(self) -> None:
         """End all faults: from now on, everything works."""
@@ -106,16 +131,16 @@ class Actors:
 
     # What they do.
 
-    def _publish(self) -> None:
+    def _publish(self, chance: random.Random) -> None:
         count = 1
-        if self.chance.random() < self.pace.burst:
-            count = self.chance.choice((5, 100, 300))
+        if chance.random() < self.pace.burst:
+            count = chance.choice((5, 100, 300))
         self.world.publish(count)
         if count > 1:
             self.world.tell(f"{count} events are published")
 
-    def _break(self) -> None:
-        world, chance, kernel = self.world, self.chance, self.kernel
+    def _break(self, chance: random.Random) -> None:
+        world, kernel = self.world, self.kernel
         names = [each.machine.name for each in self.programs if each.machine is not None]
         what = chance.random()
         if what < 0.35:
@@ -145,8 +170,8 @@ class Actors:
             world.network.page = None
             world.reach("proxy page")
 
-    def _mood(self) -> None:
-        chance, faults = self.chance, self.world.org.faults
+    def _mood(self, chance: random.Random) -> None:
+        faults = self.world.org.faults
         kinds: list[tuple[str, dict[str, object]]] = [
             ("fail_commit", {}),
             ("drop_before_commit_answer", {}),
@@ -165,14 +190,20 @@ class Actors:
             ("delay_call", {"seconds": chance.choice((1.0, 25.0, 100.0))}),
             ("drop_stream", {"status": "OK"}),
             ("refuse", {}),
+            ("lose_answer", {"after_responses": chance.choice((0, 0, 1))}),
+            ("lose_answer", {"status": "RESET"}),
+            ("refuse_event", {}),
+            ("refuse_event", {"text": INVALID}),
         ]
         kind, params = chance.choice(kinds)
         self.world.tell(f"the service is in the mood for {kind} {params or ''}")
         faults.add(Fault(kind, times=chance.choice((1, 1, 3)), **params))
         self.world.reach(f"mood: {kind}")
+        if kind == "lose_answer" and chance.random() < 0.5:
+            self.world.then_refuse = Fault("refuse_event", text=INVALID)
 
-    def _sign_in(self) -> None:
-        world, chance = self.world, self.chance
+    def _sign_in(self, chance: random.Random) -> None:
+        world = self.world
         sessions = world.org._world.sessions
         what = chance.random()
         if what < 0.3:
@@ -196,8 +227,8 @@ class Actors:
             if chance.random() < 0.7:
                 sessions.end_all(expired=True)
 
-    def _administer(self) -> None:
-        world, chance, kernel = self.world, self.chance, self.kernel
+    def _administer(self, chance: random.Random) -> None:
+        world, kernel = self.world, self.kernel
         managed = [each for each in self.programs if each.managed]
         if not managed:
             return
@@ -230,10 +261,10 @@ class Actors:
             state=state,  # type: ignore[arg-type]
         )
 
-    def _move(self) -> None:
+    def _move(self, chance: random.Random) -> None:
         world = self.world
         world.tell("the org is moved to another instance")
-        world.network.down = world.trouble(self.chance.choice((0.0, 60.0, 1800.0)))
+        world.network.down = world.trouble(chance.choice((0.0, 60.0, 1800.0)))
         world.org.bus.move()
         world.renumbered()
         for program in self.programs:
@@ -241,8 +272,14 @@ class Actors:
         world.network.reset()
         world.reach("org moved")
 
-    def _operate(self) -> None:
-        chance, kernel = self.chance, self.kernel
+    def _change_schema(self, chance: random.Random) -> None:
+        self._version = self._version % 3 + 1
+        self.world.tell(f"the schema of {SENT} is now version {self._version}")
+        self.world.org.bus.change_schema(SENT, audit_schema(self._version))
+        self.world.reach("schema changed")
+
+    def _operate(self, chance: random.Random) -> None:
+        kernel = self.kernel
         program = chance.choice(self.programs)
         if program.machine is None:
             return

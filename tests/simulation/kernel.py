@@ -101,18 +101,21 @@ class Kernel:
 
     Args:
         seed: Determines every choice.
+        luck: Another number gives other choices, apart from those that others take from *seed*.
         preempt: Probability that a thread is interrupted where it takes a lock.
 
     Attributes:
+        seed: The seed.
         now: Virtual time in seconds since the start.
         chance: Source of all random decisions of the world.
         switches: How many times a thread was chosen to run.
         failures: Errors that no thread caught, each with its task's name.
     """
 
-    def __init__(self, seed: int, *, preempt: float = 0.01) -> None:
+    def __init__(self, seed: int, luck: int = 0, *, preempt: float = 0.01) -> None:
+        self.seed = seed
         self.now = 0.0
-        self.chance = random.Random(seed)
+        self.chance = random.Random(seed + (luck << 64))
         self.preempt = preempt
         self.switches = 0
         self.failures: list[tuple[str, BaseException]] = []

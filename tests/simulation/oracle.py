@@ -7,9 +7,11 @@ committed or stored; it shares no code with the client.
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tests.simulation.kernel import Kernel
 
@@ -39,9 +41,16 @@ class Broken(AssertionError):  # noqa: N818 - a verdict
 
 
 class Truth:
-    """The events of one topic, in order of publication, and their positions, which may change."""
+    """The events of one topic, in order of publication, and their positions, which may change.
 
-    def __init__(self) -> None:
+    Args:
+        kernel: Has the time.
+        retention_s: For how long the service keeps an event, in seconds.
+    """
+
+    def __init__(self, kernel: Kernel, retention_s: float) -> None:
+        self._kernel = kernel
+        self._retention_s = retention_s
         self.numbers: dict[str, int] = {}  # by event id
         self.positions: list[int] = []
         self.times: list[float] = []  # of publication, in seconds since the start
@@ -50,22 +59,33 @@ class Truth:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def add(self, event_id: str, position: int, at: float) -> None:
+    def add(self, event_id: str, position: int) -> None:
         self.numbers[event_id] = len(self.positions)
         self.by_position[position] = len(self.positions)
         self.positions.append(position)
-        self.times.append(at)
+        self.times.append(self._kernel.now)
 
     def up_to(self, position: int) -> int:
         """Return how many events are at or before a position."""
-        low, high = 0, len(self.positions)
-        while low < high:
-            middle = (low + high) // 2
-            if self.positions[middle] <= position:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect.bisect_right(self.positions, position)
+
+    def expired(self) -> int:
+        """Return how many events are no longer retained."""
+        return bisect.bisect_right(self.times, self._kernel.now - self._retention_s)
+
+    def moved(self, positions: Mapping[str, int]) -> None:
+        """The events have other positions now.
+
+        Args:
+            positions: The new position by event id; without events that are no longer retained.
+        """
+        self.by_position.clear()
+        numbers = {self.numbers[event_id]: position for event_id, position in positions.items()}
+        # Positions of events that are gone: before all others, in order.
+        for number in range(min(numbers, default=len(self))):
+            self.positions[number] = min(self.positions[number], number - len(self))
+        for number, position in numbers.items():
+            self.positions[number] = position
 
 
 @dataclass
@@ -96,12 +116,21 @@ class Life:
     given: set[int] = field(default_factory=set)
 
 
+class Owner(Protocol):
+    """The program of a reader, which has the counts."""
+
+    name: str
+    excuses: Counter[str]
+    delivered: int
+    duplicates: int
+
+
 @dataclass
 class Reader:
     """What one reader must get, over all its processes.
 
     Attributes:
-        name: Of the reader.
+        owner: Its program.
         truth: Its topic.
         floor: All events before this number are done, or excused.
             None if the first event that is delivered decides where it begins.
@@ -111,7 +140,7 @@ class Reader:
         skips: What a gap that is still to be told, or an exception, must cover.
     """
 
-    name: str
+    owner: Owner
     truth: Truth
     kernel: Kernel
     across: bool
@@ -120,9 +149,6 @@ class Reader:
     done: set[int] = field(default_factory=set)
     skips: list[Skip] = field(default_factory=list)
     life: Life | None = None
-    excuses: Counter[str] = field(default_factory=Counter)
-    delivered: int = 0
-    duplicates: int = 0
 
     def begin(self, least: int) -> None:
         """A new subscription object may deliver from event *least* on."""
@@ -152,14 +178,14 @@ class Reader:
         number = self.truth.numbers[event_id]
         life, now = self.life, self.kernel.now
         assert life is not None
-        self.delivered += 1
+        self.owner.delivered += 1
         if self.floor is None:
             self.floor = number
         if life.last is None:
             if number < life.least:
                 self._fail(f"event {number} again, although those before {life.least} are settled")
             if number < self.floor:
-                self.duplicates += self.floor - number
+                self.owner.duplicates += self.floor - number
             if number > self.floor:
                 self._skip(self.floor, number - 1)
         elif number > life.last + 1:
@@ -167,7 +193,7 @@ class Reader:
         elif number <= life.last:
             if now - life.gap_at > GRACE_S:
                 self._wait_for_gap(0, -1)  # a step back is told as well
-            self.duplicates += 1
+            self.owner.duplicates += 1
         life.last = number
         life.given.add(number)
         return number
@@ -234,8 +260,8 @@ class Reader:
                     what = "events were delivered again"
                 self._fail(f"{what}, and no gap was told")
             assert name in EXCEPTIONS
-            self.excuses[name] += 1
+            self.owner.excuses[name] += 1
             self.finish(skip.first, skip.last)
 
     def _fail(self, text: str) -> None:
-        raise Broken(f"{self.name}: {text}")
+        raise Broken(f"{self.owner.name}: {text}")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import hashlib
 import logging
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.simulation.actors import REST, Actors, Pace
+from tests.simulation.actors import REST, STORM, YEAR, Act, Actors
 from tests.simulation.kernel import Kernel, Stuck
 from tests.simulation.oracle import Broken
-from tests.simulation.programs import Program
+from tests.simulation.process import Program
+from tests.simulation.publishers import Publisher
+from tests.simulation.subscribers import Subscriber
 from tests.simulation.world import DAY, HOUR, World, simulated
 
 MOST_CALLS = 60
@@ -23,13 +26,37 @@ COLLECT_S = 6 * HOUR
 """How often garbage is collected, in simulated seconds."""
 
 
+@dataclass(frozen=True)
+class Case:
+    """What is run.
+
+    Attributes:
+        seed: Determines everything, together with *luck*.
+        days: Simulated days, without the rest that follows them.
+        is_year: Whether things happen as often as in a usual year, rather than in a storm.
+        programs: Names of the programs that run; None for all.
+        acts: What the actors may do; None for everything.
+        luck: Determines what acts do not: which thread is next, and how long a message takes.
+    """
+
+    seed: int
+    days: float
+    is_year: bool = False
+    programs: tuple[str, ...] | None = None
+    acts: tuple[Act, ...] | None = None
+    luck: int = 0
+
+
 @dataclass
 class Outcome:
     """What came of a run.
 
     Attributes:
-        seed, days: What was run.
+        case: What was run.
         failure: What was broken, in one line; None if nothing was.
+        ended: When the run ended, in simulated seconds since the start.
+        programs: Names of the programs that ran.
+        acts: What the actors did.
         story: What happened, in time order.
         reached: How often each rare state was reached.
         excuses: How often each exception of the guarantees page was used.
@@ -37,9 +64,11 @@ class Outcome:
         seconds: Processor time that the run took.
     """
 
-    seed: int
-    days: float
+    case: Case
     failure: str | None = None
+    ended: float = 0.0
+    programs: tuple[str, ...] = ()
+    acts: tuple[Act, ...] = ()
     story: list[str] = field(default_factory=list)
     reached: Counter[str] = field(default_factory=Counter)
     excuses: Counter[str] = field(default_factory=Counter)
@@ -49,6 +78,11 @@ class Outcome:
     digest: str = ""
     seconds: float = 0.0
 
+    @property
+    def kind(self) -> str | None:
+        """The failure without its numbers: runs of one kind break the same promise."""
+        return None if self.failure is None else re.sub(r"[0-9.]+", "#", self.failure)
+
 
 KINDS = (
     ("Managed_A", "managed", True),
@@ -57,43 +91,30 @@ KINDS = (
     ("Stored", "stored", False),
     ("Plain", "plain", False),
 )
-"""The programs: name, kind, and whether the client may read the record."""
+"""The subscribers: name, kind, and whether the client may read the record."""
+
+PUBLISHERS = ("Sender",)
 
 
-def run(
-    seed: int,
-    days: float,
-    pace: Pace,
-    *,
-    actors: Sequence[str] | None = None,
-    programs: Sequence[str] | None = None,
-) -> Outcome:
-    """Simulate some days, and then a rest in which everything must be caught up.
-
-    Args:
-        seed: Determines everything.
-        days: Simulated days, without the rest.
-        pace: How often things happen.
-        actors: Who acts; None for all.
-        programs: Names of the programs that run; None for all.
-    """
-    outcome = Outcome(seed, days)
+def run(case: Case) -> Outcome:
+    """Simulate some days, and then a rest in which everything must be caught up."""
+    outcome = Outcome(case)
     began = time.process_time()
     logging.getLogger("sfpubsub").setLevel(logging.CRITICAL)
     # Garbage is collected at times that the run determines: an object's end may have effects.
     gc.collect()
     gc.disable()
-    with simulated(seed) as world:
+    with simulated(case.seed, case.luck) as world:
         kernel = world.kernel
         found: list[Program] = []
         try:
-            _set_up(world, found, programs)
-            acting = Actors(world, found, pace, actors)
-            _until(world, found, days * DAY)
+            _set_up(world, found, case.programs)
+            acting = Actors(world, found, YEAR if case.is_year else STORM, case.acts)
+            _until(world, found, case.days * DAY)
             acting.stop()
             end = kernel.now + REST
-            _until(world, found, end, lambda: all(each.is_caught_up for each in found))
-            _check_caught_up(world, found)
+            _until(world, found, end, lambda: not any(each.behind for each in found))
+            _check_caught_up(found)
         except (Broken, Stuck) as error:
             outcome.failure = str(error)
             world.tell(f"FAILED: {error}")
@@ -103,14 +124,17 @@ def run(
                     kernel.kill(each.machine)
             kernel.kill(world.service)
             gc.enable()
+        outcome.ended = kernel.now
+        outcome.programs = tuple(each.name for each in found)
+        outcome.acts = tuple(world.acts)
         outcome.story = list(world.story)
         outcome.reached = world.reached
         for code, count in world.network.refusals.items():
             outcome.reached[f"refused: {code}"] += count
         for each in found:
-            outcome.excuses += each.reader.excuses
-            outcome.delivered += each.reader.delivered
-            outcome.duplicates += each.reader.duplicates
+            outcome.excuses += each.excuses
+            outcome.delivered += each.delivered
+            outcome.duplicates += each.duplicates
         outcome.calls = sum(world.network.counts.values())
     outcome.seconds = time.process_time() - began
     text = "\n".join([*outcome.story, repr(sorted(outcome.reached.items()))])
@@ -122,7 +146,7 @@ def report(outcome: Outcome) -> str:
     """Return what came of a run as text: if it failed, first the end of its story."""
     lines = outcome.story[-80:] if outcome.failure is not None else []
     lines.append(
-        f"seed {outcome.seed}, {outcome.days:g} days in {outcome.seconds:.1f} s: "
+        f"seed {outcome.case.seed}, {outcome.case.days:g} days in {outcome.seconds:.1f} s: "
         f"{outcome.failure or 'nothing broken'}; {outcome.delivered} events delivered, "
         f"{outcome.duplicates} of them again, {outcome.calls} calls; digest {outcome.digest}"
     )
@@ -130,7 +154,7 @@ def report(outcome: Outcome) -> str:
     return "\n".join([*lines, *(f"{count:8d}  {name}" for name, count in counts)])
 
 
-def _set_up(world: World, found: list[Program], names: Sequence[str] | None) -> None:
+def _set_up(world: World, found: list[Program], names: tuple[str, ...] | None) -> None:
     def create() -> None:
         for name, kind, records in KINDS:
             if names is not None and name not in names:
@@ -143,7 +167,10 @@ def _set_up(world: World, found: list[Program], names: Sequence[str] | None) -> 
                     default_replay=preset,
                     error_recovery_replay=preset,
                 )
-            found.append(Program(world, name, kind, records=records))
+            found.append(Subscriber(world, name, kind, records=records))
+        found.extend(
+            Publisher(world, name) for name in PUBLISHERS if names is None or name in names
+        )
         for each in found:
             each.start()
 
@@ -168,19 +195,17 @@ def _until(
         kernel.run(lambda then=then: kernel.now >= then or bool(kernel.failures))
         _check_failures(kernel)
         for each in programs:
-            each.reader.check()
-            each.look()
+            each.check()
         for name, times in world.network.opened.items():
             if len(times) == times.maxlen and times[-1] - times[-MOST_CALLS] < 60.0:
                 raise Broken(f"{name} made {MOST_CALLS} calls within a minute")
 
 
-def _check_caught_up(world: World, programs: list[Program]) -> None:
+def _check_caught_up(programs: list[Program]) -> None:
     for each in programs:
-        if not each.is_caught_up:
+        if behind := each.behind:
             raise Broken(
-                f"{each.name} is not caught up {REST:g} s after everything works again:"
-                f" {each.reader.floor} of {len(world.truth)} events"
+                f"{each.name} is not caught up {REST:g} s after everything works again: {behind}"
             )
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
+import json
 import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from sfpubsub.auth.session import Session
+from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.emulator.grpc.servicer import PubSubServicer
 from sfpubsub.emulator.org import seed as seeds
 from sfpubsub.emulator.org.bus import Topic
+from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.emulator.org.store import Event
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.errors import StreamUnavailableError
 from sfpubsub.streaming import client as streaming  # noqa: F401 - loads what `replaced` changes
@@ -22,6 +26,11 @@ from tests.simulation.network import Channel, Network
 from tests.simulation.oracle import Truth
 
 TOPIC = "/event/Order_Event__e"
+SENT = "/event/Audit_Event__e"
+"""The topic of the publishers."""
+
+NEWS = "/u/News"
+"""A generic channel of the Streaming API."""
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -54,7 +63,11 @@ class World:
         self.service = Machine("service")
         self.story: deque[str] = deque(maxlen=2000)
         self.reached: Counter[str] = Counter()
-        self.truth = Truth()
+        self.acts: list[tuple[str, int]] = []  # what the actors did, in order
+        self.truths = {
+            TOPIC: Truth(kernel, SETTINGS.retention_s),
+            NEWS: Truth(kernel, SETTINGS.streaming_retention_s),
+        }
         self.org: EmulatorServer
         self.network: Network
         self._directory = directory
@@ -62,6 +75,9 @@ class World:
         self.login_failure: Callable[[], Exception] = _no_answer
         self._troubles: list[tuple[float, float]] = []  # when they began and ended
         self.on_commit: list[Callable[[str, int], None]] = []
+        self.on_sent: list[Callable[[str], None]] = []  # with the key of each event of `SENT`
+        self.then_refuse: Fault | None = None  # what is sent again after the next request
+        self._sent_up_to = 0
 
     def tell(self, text: str) -> None:
         """Add a line to the story of the run."""
@@ -94,7 +110,11 @@ class World:
     def build(self) -> None:
         """Create the org. Called in a task of the service's machine."""
         seed = seeds.load(seeds.DEFAULT_SEED)
-        self.org = EmulatorServer(self._directory, settings=SETTINGS, seed=seed)
+        topics = (*seed.topics, (SENT, audit_schema(1), True, True))
+        self.org = EmulatorServer(
+            self._directory, settings=SETTINGS, seed=replace(seed, topics=topics)
+        )
+        self.org.cometd.channels.create("StreamingChannel", NEWS, {})
         world = self.org._world
         self.network = Network(self.kernel, PubSubServicer(world), self.service)
         self.org.bus.on_append(self._appended)
@@ -110,42 +130,74 @@ class World:
         managed.commit = committed  # type: ignore[method-assign]
 
     def _appended(self, topic: Topic, count: int) -> None:
-        if topic.name != TOPIC:
+        bus = self.org.bus
+        if topic.name == SENT:
+            if self.then_refuse is not None:
+                self.org.faults.add(self.then_refuse)
+                self.then_refuse = None
+            events, _ = bus.read(topic, self._sent_up_to, count + 1000)
+            for event in events:
+                self._sent_up_to = event.position
+                value = bus.schema(event.schema_id).decode(event.payload)
+                for listener in self.on_sent:
+                    listener(value["Key__c"])
+        truth = self.truths.get(topic.name.removeprefix(_LOG))
+        if truth is None:
             return
-        bus, truth = self.org.bus, self.truth
         after = truth.positions[-1] if truth.positions else 0
         events, _ = bus.read(topic, after, count + 1000)
         for event in events:
-            truth.add(event.event_id, event.position, self.kernel.now)
+            truth.add(_key(topic, event), event.position)
 
     def renumbered(self) -> None:
         """Read the positions again, after the org was moved."""
-        bus, truth = self.org.bus, self.truth
-        topic, after = bus.topic(TOPIC), 0
-        first: int | None = None
-        truth.by_position.clear()
-        while True:
-            events, _ = bus.read(topic, after, 1000)
-            if not events:
-                break
-            for event in events:
-                number = truth.numbers[event.event_id]
-                first = number if first is None else first
-                truth.positions[number] = event.position
-            after = events[-1].position
-        # Positions of events that are gone: before all others, in order.
-        for number in range(len(truth) if first is None else first):
-            truth.positions[number] = min(truth.positions[number], number - len(truth))
-
-    def expired(self) -> int:
-        """Return how many events are no longer retained."""
-        return bisect.bisect_right(self.truth.times, self.kernel.now - SETTINGS.retention_s)
+        bus = self.org.bus
+        self._sent_up_to = bus.tip()
+        for name, truth in self.truths.items():
+            topic = bus.topic(_LOG + name if name == NEWS else name)
+            found: dict[str, int] = {}
+            after = 0
+            while True:
+                events, _ = bus.read(topic, after, 1000)
+                if not events:
+                    break
+                found.update((_key(topic, event), event.position) for event in events)
+                after = events[-1].position
+            truth.moved(found)
 
     def publish(self, count: int) -> None:
         """Publish some events, as the org itself does."""
-        number = len(self.truth)
+        number = len(self.truths[TOPIC])
         rows = [{"Order_Number__c": str(number + index)} for index in range(count)]
         self.org.publish(TOPIC, rows)
+
+
+def audit_schema(version: int) -> Schema:
+    """Return a version of the schema of `SENT`: each has another field."""
+    fields = [
+        {"name": "CreatedDate", "type": "long", "doc": "CreatedDate:DateTime"},
+        {"name": "CreatedById", "type": "string", "doc": "CreatedBy:EntityId"},
+        {"name": "Key__c", "type": ["null", "string"], "doc": "Data:Text:1", "default": None},
+        {
+            "name": f"F{version}__c",
+            "type": ["null", "string"],
+            "doc": "Data:Text:2",
+            "default": None,
+        },
+    ]
+    name = SENT.rpartition("/")[2]
+    about = {"name": name, "namespace": "com.sforce.eventbus", "type": "record", "fields": fields}
+    return Schema(json.dumps(about))
+
+
+_LOG = "cometd:"  # the prefix that the emulator gives to the logs of generic channels
+
+
+def _key(topic: Topic, event: Event) -> str:
+    """Return what identifies an event: its id; on a generic channel, which has none, its text."""
+    if topic.name.startswith(_LOG):
+        return str(json.loads(event.payload)["payload"])
+    return event.event_id
 
 
 def _no_answer() -> Exception:
@@ -174,9 +226,9 @@ class Login:
 
 
 @contextlib.contextmanager
-def simulated(seed: int, *, preempt: float = 0.01) -> Iterator[World]:
+def simulated(seed: int, luck: int = 0) -> Iterator[World]:
     """Yield a world, whose programs run in virtual time within the block."""
-    kernel = Kernel(seed, preempt=preempt)
+    kernel = Kernel(seed, luck)
     with tempfile.TemporaryDirectory(prefix="sfpubsub-simulation-") as directory:
         world = World(kernel, Path(directory))
         with replaced(

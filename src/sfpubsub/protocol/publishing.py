@@ -15,6 +15,7 @@ Unary calls work the same way with one request per call; only the transport diff
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from sfpubsub.config import PublishLimits, Timings
 from sfpubsub.errors import (
@@ -136,7 +137,7 @@ class PublishProtocol:
             self._events.put_back_unchanged(entry)
             self._wait_until = now + self._pause.next(jitter)
         else:
-            refused = PublishResult(None, entry.event.id, str(outcome))
+            refused = _refused(entry, PublishResult(None, entry.event.id, str(outcome)))
             return [self._settle([(entry, refused)]), *self._send(now)]
         return self._send(now)
 
@@ -164,7 +165,7 @@ class PublishProtocol:
                 self._events.recode(entry, answer.schema_id)
                 others.append(entry.ticket)
             else:
-                settled.append((entry, result))
+                settled.append((entry, _refused(entry, result)))
         if passing:
             self._wait_until = now + self._pause.next(jitter)
         else:
@@ -352,10 +353,20 @@ class PublishProtocol:
         )
 
 
+_IN_DOUBT = "may have been published under this id"
+
+
+def _refused(entry: Entry, result: PublishResult) -> PublishResult:
+    if not entry.unheard:
+        return result
+    text = f"{result.error}; the event had been sent before without an answer, and {_IN_DOUBT}"
+    return replace(result, error=text)
+
+
 def _lost(entry: Entry, error: SfPubSubError) -> PublishResult:
     text = str(error)
     if entry.attempts:
-        text += "; the event was sent, and may have been published under this id"
+        text += f"; the event was sent, and {_IN_DOUBT}"
     else:
         text += "; the event was never sent"
     return PublishResult(None, entry.event.id, text, error.retryable)

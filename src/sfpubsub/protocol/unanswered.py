@@ -46,6 +46,10 @@ class Entry:
     tried: set[str] = field(default_factory=set)
     """Ids of the schemas that the event was rejected with, or will be sent with next."""
     attempts: int = 0
+    unheard: bool = False
+    """Whether the event was sent in a request that was not answered: it may have been published,
+    whatever is answered later.
+    """
     request: Request | None = None
     """The request in flight that contains the event, if any."""
     queued: bool = False
@@ -212,6 +216,7 @@ class Unanswered:
         for entries in self._flying.values():
             for entry in entries:
                 if not entry.settled:
+                    entry.unheard = True
                     self.put_back(entry)
         self._flying.clear()
         self._requests.clear()
