@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from sfpubsub.backoff import Backoff
 from sfpubsub.config import PublishLimits, Timings
 from sfpubsub.errors import (
     LocalProtocolError,
@@ -24,7 +25,6 @@ from sfpubsub.errors import (
     StreamStalledError,
     StreamUnavailableError,
 )
-from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.protocol.commands import (
     CancelStream,
     Command,
