@@ -20,6 +20,7 @@ PYTHON=python scripts/crash_matrix.sh
 scripts/test_iceberg.sh -m "slow or not slow" tests/spark/raw/test_logged.py \
   tests/spark/raw/test_iceberg.py tests/spark/ingest/test_stopped_writer.py \
   tests/spark/tables/test_targets.py tests/spark/tables/test_engine.py
+python -m tests.spark.tables.kept_small "$(mktemp -d)" delta
 scripts/test_s3.sh
 scripts/package.sh "$(mktemp -d)"
 PYTHON=python scripts/kill_source.sh "${1:-30}"
