@@ -80,13 +80,13 @@ def test_wrong_token_is_rejected(org):
 
 
 def test_every_published_event_gets_a_result(org, event):
-    """Publishing returns one result per event, in order, with the event's id, an increasing replay
-    id and no error."""
+    """Publishing returns one result per event, in order, with the event's id, a replay id of its
+    own and no error."""
     events = [event(), event()]
     results = publish(org, *events).results
     assert [item.correlation_key for item in results] == [item.id for item in events]
     assert [len(item.replay_id) for item in results] == [10, 10]
-    assert results[0].replay_id < results[1].replay_id
+    assert results[0].replay_id != results[1].replay_id
     assert not any(item.HasField("error") for item in results)
 
 
