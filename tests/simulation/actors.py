@@ -136,6 +136,7 @@ class Actors:
         if chance.random() < self.pace.burst:
             count = chance.choice((5, 100, 300))
         self.world.publish(count)
+        self.world.publish_news(count)
         if count > 1:
             self.world.tell(f"{count} events are published")
 
@@ -159,7 +160,7 @@ class Actors:
                 seconds = 80 * HOUR
                 world.reach("outage beyond the retention")
             world.tell(f"the service is down for {seconds:g} s")
-            world.network.down = world.trouble(seconds)
+            world.network.down = max(world.network.down, world.trouble(seconds))
             world.network.reset()
             world.reach("service down")
         else:
@@ -192,6 +193,13 @@ class Actors:
             ("refuse", {}),
             ("lose_answer", {"after_responses": chance.choice((0, 0, 1))}),
             ("lose_answer", {"status": "RESET"}),
+            ("cut_poll", {"with_events": chance.random() < 0.7}),
+            ("end_cometd_session", {}),
+            ("say_goodbye", {}),
+            ("answer_with_page", {"status": chance.choice((500, 503))}),
+            ("drip_answer", {"seconds": chance.choice((1.0, 30.0))}),
+            ("refuse_message", {}),
+            ("refuse_message", {"text": "503::Server is too busy", "reconnect": "none"}),
             ("refuse_event", {}),
             ("refuse_event", {"text": INVALID}),
         ]
@@ -204,14 +212,13 @@ class Actors:
 
     def _sign_in(self, chance: random.Random) -> None:
         world = self.world
-        sessions = world.org._world.sessions
         what = chance.random()
         if what < 0.3:
             world.tell("all sessions expire")
-            sessions.end_all(expired=True)
+            world.end_sessions(expired=True)
         elif what < 0.5:
             world.tell("all sessions are revoked")
-            sessions.end_all(expired=False)
+            world.end_sessions(expired=False)
         else:
             failure, text = chance.choice(
                 (
@@ -225,7 +232,7 @@ class Actors:
             world.login_failure = lambda: failure(text)
             world.login_down = world.trouble(seconds)
             if chance.random() < 0.7:
-                sessions.end_all(expired=True)
+                world.end_sessions(expired=True)
 
     def _administer(self, chance: random.Random) -> None:
         world, kernel = self.world, self.kernel
@@ -264,7 +271,8 @@ class Actors:
     def _move(self, chance: random.Random) -> None:
         world = self.world
         world.tell("the org is moved to another instance")
-        world.network.down = world.trouble(chance.choice((0.0, 60.0, 1800.0)))
+        down = world.trouble(chance.choice((0.0, 60.0, 1800.0)))
+        world.network.down = max(world.network.down, down)
         world.org.bus.move()
         world.renumbered()
         for program in self.programs:

@@ -633,6 +633,11 @@ def replaced(kernel: Kernel, **names: Any) -> Iterator[None]:
         for module, name in ((real_time, "monotonic"), (real_time, "time"), (random, "random"))
         if (real := getattr(module, name))
     }
+    threading = stand_ins["threading"]
+    factories = {
+        id(getattr(real_threading, name)): getattr(threading, name)
+        for name in ("Lock", "RLock", "Condition", "Event")
+    }
     changed: list[tuple[Any, str, Any]] = []
 
     def put(module: types.ModuleType, name: str, value: Any) -> None:
@@ -650,6 +655,11 @@ def replaced(kernel: Kernel, **names: Any) -> Iterator[None]:
                 if module.__dict__.get(name) is real:
                     put(module, name, stand_ins[name])
             for function in _functions(module):
+                # Where a dataclass has the factory of a field.
+                for cell in function.__closure__ or ():
+                    if cell.cell_contents is not function and id(cell.cell_contents) in factories:
+                        changed.append((cell, "cell_contents", cell.cell_contents))
+                        cell.cell_contents = factories[id(cell.cell_contents)]
                 defaults = function.__kwdefaults__
                 if defaults and not clocks.keys().isdisjoint(_hashable(defaults.values())):
                     found = {

@@ -84,7 +84,7 @@ class Network:
         self.refusals: Counter[str] = Counter()
         self.down = 0.0
         self.page: Status | None = None
-        self.calls: dict[RpcCall, None] = {}
+        self.calls: dict[Any, None] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
         self.opened: dict[str, deque[float]] = {}
 

@@ -92,6 +92,7 @@ class Truth:
 class Skip:
     """Events that were passed over; a gap must be told, or an exception must apply."""
 
+    truth: Truth
     first: int
     last: int
     at: float
@@ -211,7 +212,7 @@ class Reader:
             self._wait_for_gap(left[0], left[-1])
 
     def _wait_for_gap(self, first: int, last: int) -> None:
-        skip = Skip(first, last, self.kernel.now)
+        skip = Skip(self.truth, first, last, self.kernel.now)
         skip.excuse = self.exception(skip)
         self.skips.append(skip)
 

@@ -16,6 +16,7 @@ from tests.simulation.kernel import Kernel, Stuck
 from tests.simulation.oracle import Broken
 from tests.simulation.process import Program
 from tests.simulation.publishers import Publisher
+from tests.simulation.streamers import Streamer
 from tests.simulation.subscribers import Subscriber
 from tests.simulation.world import DAY, HOUR, World, simulated
 
@@ -95,6 +96,9 @@ KINDS = (
 
 PUBLISHERS = ("Sender",)
 
+STREAMERS = {"Cometd_Stored": True, "Cometd_New": False}
+"""The programs that read over CometD, and whether each stores its positions."""
+
 
 def run(case: Case) -> Outcome:
     """Simulate some days, and then a rest in which everything must be caught up."""
@@ -170,6 +174,11 @@ def _set_up(world: World, found: list[Program], names: tuple[str, ...] | None) -
             found.append(Subscriber(world, name, kind, records=records))
         found.extend(
             Publisher(world, name) for name in PUBLISHERS if names is None or name in names
+        )
+        found.extend(
+            Streamer(world, name, stored=stored)
+            for name, stored in STREAMERS.items()
+            if names is None or name in names
         )
         for each in found:
             each.start()

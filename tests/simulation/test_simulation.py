@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.states import SOMETIMES
+from tests.simulation.states import IN_THE_SUITE
 
-SUITE = range(1, 25)
+SUITE = range(1, 15)
 """The suite's seeds: about 60 s on a quiet machine."""
 
-OF_A_COMMIT = 12
+OF_A_COMMIT = 7
 """How many seeds are made from a commit's hash: about 30 s on a quiet machine."""
 
 PATIENCE_S = 3600.0
@@ -46,7 +46,8 @@ def test_a_stormy_day_breaks_no_promise():
     assert found.returncode == 0, found.stdout + found.stderr
     assert len(digests(found.stdout)) == len(SUITE)
     reached = set(re.findall(r"^ *\d+  (.+)$", found.stdout, re.MULTILINE))
-    assert set(SOMETIMES) <= reached, sorted(set(SOMETIMES) - reached)
+    missed = set(IN_THE_SUITE) - reached
+    assert not missed, sorted(missed)
 
 
 def test_each_commit_runs_days_of_its_own():

@@ -24,6 +24,7 @@ from sfpubsub.streaming import client as streaming  # noqa: F401 - loads what `r
 from tests.simulation.kernel import Kernel, Machine, replaced
 from tests.simulation.network import Channel, Network
 from tests.simulation.oracle import Truth
+from tests.simulation.polling import Connection
 
 TOPIC = "/event/Order_Event__e"
 SENT = "/event/Audit_Event__e"
@@ -71,6 +72,7 @@ class World:
         self.org: EmulatorServer
         self.network: Network
         self._directory = directory
+        self.sessions_ended_at = -1e9
         self.login_down = 0.0  # until when sign-ins fail, in seconds since the start
         self.login_failure: Callable[[], Exception] = _no_answer
         self._troubles: list[tuple[float, float]] = []  # when they began and ended
@@ -149,6 +151,11 @@ class World:
         for event in events:
             truth.add(_key(topic, event), event.position)
 
+    def end_sessions(self, *, expired: bool) -> None:
+        """End all sessions: they expire, or are revoked."""
+        self.sessions_ended_at = self.kernel.now
+        self.org._world.sessions.end_all(expired=expired)
+
     def renumbered(self) -> None:
         """Read the positions again, after the org was moved."""
         bus = self.org.bus
@@ -170,6 +177,12 @@ class World:
         number = len(self.truths[TOPIC])
         rows = [{"Order_Number__c": str(number + index)} for index in range(count)]
         self.org.publish(TOPIC, rows)
+
+    def publish_news(self, count: int) -> None:
+        """Publish some events on the generic channel."""
+        first = len(self.truths[NEWS])
+        for number in range(first, first + count):
+            self.org.publish_streaming(NEWS, [{"payload": str(number)}])
 
 
 def audit_schema(version: int) -> Schema:
@@ -234,6 +247,9 @@ def simulated(seed: int, luck: int = 0) -> Iterator[World]:
         with replaced(
             kernel,
             client_connection__open_channel=lambda *_a, **_k: Channel(world.network),
+            streaming_transport__HttpConnection=lambda _http, cookies, _most: Connection(
+                world.network, world.org._world, cookies
+            ),
             # Only signals need shorter waits, and there are none.
             process__LONGEST_WAIT=DAY,
         ):

@@ -176,6 +176,18 @@ def test_one_unreadable_response_is_survived(face):
         assert [item.payload for item in client.collect(2)] == ["text", "more"]
 
 
+def test_pages_of_a_proxy_do_not_end_a_client(face):
+    """However often a page with status 200 answers a held connect, the client goes on: it says
+    nothing about an event that cannot be read.
+    """
+    with fake_bayeux() as fake:
+        for _ in range(4):
+            fake.polls.put(b"<html>the proxy is restarting</html>")
+        fake.polls.put([news("text")])
+        client = face(fake.session, NEWS, replay=-2, pace=QUICK)
+        assert [item.payload for item in client.collect(1)] == ["text"]
+
+
 def test_a_payload_that_contains_the_token_is_unchanged(face):
     """Masking the token in the server's replies never alters an event."""
     with fake_bayeux() as fake:

@@ -969,6 +969,26 @@ def test_a_failed_sign_in_is_reported():
     assert script.protocol.over
 
 
+def test_a_page_of_the_login_host_does_not_end_a_client():
+    """If a session is renewed and the login host, or a proxy, answers with a page, the client goes
+    on: it tries again after a delay. While it is being opened, the error is reported.
+    """
+    page = RemoteProtocolError("the login host returned status 200 with HTML")
+    script = Script(connection_timeout=None).connected(TOPIC)
+    script.refuse(POLL, "401::Authentication invalid", "none")
+    for _ in range(5):
+        script.fail(ASK, page)
+        assert script.errors == []
+        script.wait()
+    script.confirm(ASK)
+    script.confirm(POLL)
+    assert not script.protocol.over
+    script = Script()
+    script.open()
+    script.fail(ASK, page)
+    assert script.outcome("open") is page
+
+
 def test_advice_not_to_reconnect_is_reported():
     """If the server advises "none" for a reason other than the token, the client stops with one
     error.

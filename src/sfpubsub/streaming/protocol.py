@@ -173,7 +173,9 @@ class StreamingProtocol:
         # its subscribe reply.
         if not request.is_cut:
             if isinstance(outcome, errors.SfPubSubError):
-                self._fail(self._judged(request, outcome))
+                # A page in place of a session or of the reply to a handshake passes.
+                is_page = not self._client_id and isinstance(outcome, errors.RemoteProtocolError)
+                self._fail(self._judged(request, outcome), Next.RETRY if is_page else None)
             elif any(channel == bayeux.DISCONNECT for channel, _ in replies):
                 # The replies belong to the ended session.
                 error = errors.StreamUnavailableError("the server ended the session")

@@ -54,9 +54,7 @@ class LongPolling:
                 found = bayeux.sorted_out(self._loads(body.decode("utf-8")))
             except ValueError as error:  # includes UnicodeDecodeError
                 what = "invalid JSON"
-                if body.lstrip()[:1] == b"<":
-                    what = "HTML instead of JSON"
-                elif isinstance(error, UnicodeDecodeError):
+                if isinstance(error, UnicodeDecodeError):
                     what = f"text that is not UTF-8, at byte {error.start}"
                 return bayeux.broken(what)
             if isinstance(found, SfPubSubError):
@@ -82,8 +80,9 @@ class LongPolling:
         # only noticed when that request fails.
         if request.lane is Lane.ASK:
             connection.drop()
-        if answer.status != 200 and not answer.body.lstrip().startswith(b"[{"):
-            # Not a Bayeux refusal, but the page of a proxy or of a server that is down.
+        body = answer.body.lstrip()
+        if body.startswith(b"<") or (answer.status != 200 and not body.startswith(b"[{")):
+            # Neither events nor a refusal, but the page of a proxy or of a server that is down.
             raise StreamUnavailableError(
                 f"{answer.host} answered {answer!r} instead of a Bayeux response: it is down, or a "
                 f"proxy answers in its place"
