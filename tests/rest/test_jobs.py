@@ -22,7 +22,7 @@ from sfpubsub.errors import (
     RequestRefusedError,
     StreamUnavailableError,
 )
-from sfpubsub.rest import OrgReader, next_poll
+from sfpubsub.rest import OrgReader
 from sfpubsub.rest.results import LineCounter
 from tests.auth.servers import Reply
 from tests.conftest import PATIENCE
@@ -248,8 +248,6 @@ def test_job_is_polled_with_growing_delays(told):
     assert caught.value.retryable
     assert slept == [1.0, 2.0, 4.0, 8.0, 8.0, 7.0]
     assert [job.state for job in seen] == ["UploadComplete", *["InProgress"] * 5]
-    assert next_poll(10_000, 0.0, 1e9, timings) == 8.0
-    assert next_poll(1, 5.0, 5.0, timings) is None
 
 
 # Invalid pages.

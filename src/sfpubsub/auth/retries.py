@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from sfpubsub.backoff import Backoff
 from sfpubsub.config import RestTimings
 from sfpubsub.errors import SfPubSubError, StreamUnavailableError
 
@@ -37,11 +38,12 @@ class Retries:
                 `RestTimings.backoff_max`, or after `RestTimings.attempts` attempts.
         """
         most = self._timings.attempts
+        backoff = Backoff(self._timings.backoff_initial, self._timings.backoff_max)
         for attempt in range(1, most + 1):
             try:
                 return ask()
             except SfPubSubError as error:
-                delay = self._delay(error, attempt)
+                delay = self._delay(error, backoff)
                 if not error.retryable or attempt == most or delay is None:
                     raise
                 logger.info(
@@ -54,13 +56,11 @@ class Retries:
             self.sleep(delay)
         raise AssertionError("bug in sfpubsub: the last attempt neither returned nor raised")
 
-    def _delay(self, error: SfPubSubError, attempt: int) -> float | None:
+    def _delay(self, error: SfPubSubError, backoff: Backoff) -> float | None:
         """Return the delay before a retry, in seconds.
 
         Return None if the service asks for a longer delay than `RestTimings.backoff_max`.
         """
-        longest = self._timings.backoff_max
         if isinstance(error, StreamUnavailableError) and error.retry_after is not None:
-            return error.retry_after if error.retry_after <= longest else None
-        ceiling = min(longest, self._timings.backoff_initial * 2.0 ** (attempt - 1))
-        return random.random() * ceiling  # noqa: S311  # spreads clients that failed together
+            return error.retry_after if error.retry_after <= self._timings.backoff_max else None
+        return backoff.next(random.random())  # noqa: S311  # no secret

@@ -37,11 +37,11 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from sfpubsub.avro.codec import Codec
+from sfpubsub.backoff import Backoff
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.undecodable import OnUndecodable, Screen, Screened
 from sfpubsub.config import Timings
 from sfpubsub.errors import AuthenticationError, SfPubSubError
-from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.protocol.retries import is_final
 from sfpubsub.stores.quarantine import QuarantinedEvent
 from sfpubsub.transports.base import Target

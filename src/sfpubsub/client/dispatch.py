@@ -33,9 +33,9 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
+from sfpubsub.backoff import Backoff
 from sfpubsub.client.consumer import WaitUntil
 from sfpubsub.errors import SfPubSubError
-from sfpubsub.protocol.backoff import Backoff
 
 T = TypeVar("T")
 

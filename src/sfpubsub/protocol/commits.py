@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sfpubsub.backoff import Backoff
 from sfpubsub.config import Timings
 from sfpubsub.errors import CommitError, SfPubSubError
-from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.protocol.commands import CommitRequest, SettleCommit
 from sfpubsub.protocol.events import CommitAnswer
 from sfpubsub.protocol.run import Entry

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from sfpubsub.backoff import Backoff
 from sfpubsub.config import PublishLimits, Timings
 from sfpubsub.errors import (
     LocalProtocolError,
@@ -23,7 +24,6 @@ from sfpubsub.errors import (
     StreamStalledError,
     StreamUnavailableError,
 )
-from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.protocol.commands import (
     CancelStream,
     Command,

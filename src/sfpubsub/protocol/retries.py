@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from sfpubsub.backoff import Backoff
 from sfpubsub.config import Timings
 from sfpubsub.errors import (
     ConfigurationError,
@@ -20,7 +21,6 @@ from sfpubsub.errors import (
     StreamUnavailableError,
     SubscriptionBusyError,
 )
-from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.protocol.events import Failure, FailureKind
 from sfpubsub.protocol.states import Signal
 

@@ -11,7 +11,7 @@ from sfpubsub.rest.describing import (
     PicklistValue,
 )
 from sfpubsub.rest.grants import Grant
-from sfpubsub.rest.jobs import QueryJob, QueryJobs, next_poll
+from sfpubsub.rest.jobs import QueryJob, QueryJobs
 from sfpubsub.rest.reader import ApiLimit, OrgReader, QueryPage
 from sfpubsub.rest.results import ResultPage
 
@@ -27,5 +27,4 @@ __all__ = [
     "QueryJobs",
     "QueryPage",
     "ResultPage",
-    "next_poll",
 ]

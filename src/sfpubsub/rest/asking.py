@@ -67,7 +67,7 @@ class Asker:
             )
         self.data: str = f"/services/data/v{api_version}/"
         self.timings = timings
-        self.retries = Retries(timings, sleep)
+        self.retries: Retries = Retries(timings, sleep)
         self._org = OrgClient(sessions, http.bounded(timings.request, MAX_JSON))
         self._bulk = OrgClient(sessions, http.bounded(timings.download, MAX_PAGE))
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from sfpubsub.config import RestTimings
+from sfpubsub.backoff import Backoff
 from sfpubsub.errors import (
     LocalProtocolError,
     ReadExpiredError,
@@ -120,10 +120,10 @@ class QueryJobs:
             StreamUnavailableError: The deadline has passed. The job is still running; call `wait`
                 again.
         """
-        looks = 0
+        timings = self._asker.timings
+        polls = Backoff(timings.poll_initial, timings.poll_max)
         while True:
             job = self.get(job_id)
-            looks += 1
             if job.is_complete:
                 return job
             if job.has_ended:
@@ -131,15 +131,15 @@ class QueryJobs:
                     f"the query job {job_id} of {job.object} ended as {job.state}"
                     + (f": {job.error}" if job.error else "")
                 )
-            delay = next_poll(looks, clock(), deadline, self._asker.timings)
-            if delay is None:
+            rest = deadline - clock()
+            if rest <= 0:
                 raise StreamUnavailableError(
                     f"the query job {job_id} for {job.object} was not finished in time (it is "
                     f"{job.state} after {job.records_processed} records): wait for it again"
                 )
             if progress is not None:
                 progress(job)
-            self._asker.retries.sleep(delay)
+            self._asker.retries.sleep(min(polls.next(), rest))
 
     def results(
         self,
@@ -185,21 +185,6 @@ class QueryJobs:
 
     def _path(self, job_id: str) -> str:
         return f"{self._jobs}/{check_id('a job', job_id)}"
-
-
-def next_poll(looks: int, now: float, deadline: float, timings: RestTimings) -> float | None:
-    """Return the seconds until the next poll of a job; None if the deadline has passed.
-
-    Args:
-        looks: Number of polls so far; at least 1.
-        now: Current time, on the same clock as *deadline*.
-        deadline: Time at which to stop polling. The last delay is shortened to end at this time.
-        timings: Timings with the initial and the longest delay. The delay doubles after each poll.
-    """
-    if now >= deadline:
-        return None
-    delay = timings.poll_initial * 2.0 ** min(looks - 1, 30)  # 30 doublings exceed any poll_max
-    return min(delay, timings.poll_max, deadline - now)
 
 
 @contextmanager

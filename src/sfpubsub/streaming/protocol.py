@@ -20,7 +20,7 @@ from math import inf
 from typing import Any
 
 from sfpubsub import errors
-from sfpubsub.protocol.backoff import Backoff
+from sfpubsub.backoff import Backoff
 from sfpubsub.streaming import bayeux
 from sfpubsub.streaming.bayeux import Answer, Call, Command, Cut, Lane, Message, Send
 from sfpubsub.streaming.failures import BayeuxError, Next, concerns_session, error_for, what_next

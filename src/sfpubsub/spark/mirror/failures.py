@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 
+from sfpubsub.backoff import Backoff
 from sfpubsub.errors import QuotaExceededError, SfPubSubError
 from sfpubsub.rest.scope import Scope, scope_of
 from sfpubsub.spark.mirror.deadlines import Deadlines
@@ -44,7 +45,7 @@ class RequestBackoff:
 
     Args:
         time: The present moment.
-        first: First delay in seconds; each delay is twice as long as the one before.
+        first: First delay in seconds.
         most: Longest delay in seconds.
     """
 
@@ -52,8 +53,8 @@ class RequestBackoff:
         self, time: Deadlines, first: float = _RETRY_FIRST, most: float = _RETRY_MOST
     ) -> None:
         self._time = time
-        self._first, self._most = first, most
-        self._next = first
+        self._most = most
+        self._backoff = Backoff(first, most)
         self._until = float("-inf")
 
     @property
@@ -63,8 +64,7 @@ class RequestBackoff:
 
     def after(self, error: BaseException) -> float:
         """Start the backoff after *error*, and return its length in seconds."""
-        seconds = self._next
-        self._next = min(self._most, 2 * seconds)
+        seconds = self._backoff.next()
         if isinstance(error, QuotaExceededError) and not error.retryable:
             seconds = self._most  # the daily allowance recovers over 24 hours
         self._until = self._time.now.clock + seconds
@@ -72,7 +72,7 @@ class RequestBackoff:
 
     def reset(self) -> None:
         """Reset the backoff after a success."""
-        self._next = self._first
+        self._backoff.reset()
 
 
 class Failures:

@@ -16,12 +16,13 @@ class Backoff:
         self._maximum = maximum
         self._ceiling = initial
 
-    def next(self, jitter: float) -> float:
+    def next(self, jitter: float = 1.0) -> float:
         """Return the next delay in seconds.
 
         Args:
             jitter: A uniform random number in [0, 1). The delay is this fraction of the upper
-                bound, so that clients which failed together do not retry together.
+                bound, so that clients which failed together do not retry together; 1.0 for the
+                bound itself, where nothing is shared.
         """
         delay = jitter * self._ceiling
         self._ceiling = min(self._maximum, 2 * self._ceiling)

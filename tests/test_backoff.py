@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sfpubsub.protocol.backoff import Backoff
+from sfpubsub.backoff import Backoff
 
 
 def test_delay_doubles_up_to_the_maximum() -> None:
@@ -30,4 +30,4 @@ def test_reset_restarts_from_the_initial_delay() -> None:
         backoff.next(1.0)
     backoff.reset()
 
-    assert backoff.next(1.0) == 1.0
+    assert backoff.next() == 1.0
