@@ -69,8 +69,8 @@ class Target:
         check_session(spark, place.format)
         if place.local is None and not place.in_catalog:
             check_file_system(spark, place.address)
-        self.place = place
-        self.sessions = Sessions(spark, place)
+        self.place: Destination = place
+        self.sessions: Sessions = Sessions(spark, place)
         self._tables: dict[str, TargetTable] = {}
         self._lock = Lock()
         """Guards the opened tables."""
@@ -179,7 +179,7 @@ class TargetTable:
 
     def __init__(self, target: Target, name: str) -> None:
         self.name = name
-        self.place = target.place.table(name)
+        self.place: Destination = target.place.table(name)
         self._sessions = target.sessions
         self.store: TableStore = open_store(target.sessions, self.place, _NOTES)
         self._exists = False

@@ -116,8 +116,8 @@ class RecordTable:
     ) -> None:
         self.entity = entity
         self.event_type = event_type
-        self.table = target.table(entity)
-        self.typed = target.table(event_type)
+        self.table: TargetTable = target.table(entity)
+        self.typed: TargetTable = target.table(event_type)
         self._history = target.table(f"{entity}{HISTORY_SUFFIX}") if history else None
         self._removes = removes
         self._describe = describe
