@@ -247,7 +247,7 @@ def test_large_events_are_delivered_once_to_a_slow_handler(run_emulator, connect
     assert health.reconnects == 0
     assert most < 2 * 2_000_000
     record = emulator.managed.get(NAME)
-    assert emulator.bus.tally.of_managed(record.subscription_id).delivered == 60
+    assert emulator.bus.counters.of_managed(record.subscription_id).delivered == 60
 
 
 def test_drain_during_a_short_outage_commits_acked_events(run_emulator, connect):

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfpubsub.emulator.org.clock import Clock, ManualClock
+from sfpubsub.emulator.org.counters import Count
 from sfpubsub.emulator.org.replay_ids import ReplayIds
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.settings import REPLAY_ID_LENGTHS, Settings
 from sfpubsub.emulator.org.store import Store
-from sfpubsub.emulator.org.tally import Count
 
 from .support import ACCOUNTS, CHANGES, ORDERS
 

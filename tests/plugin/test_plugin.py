@@ -69,7 +69,7 @@ ORDERS = "/event/Order_Event__e"
 
 @pytest.mark.parametrize("number", range(2))
 def test_fresh(salesforce_org, number):
-    count = salesforce_org.bus.tally.of_topic(ORDERS)
+    count = salesforce_org.bus.counters.of_topic(ORDERS)
     assert count.published == 0
     salesforce_org.publish(ORDERS, [{"Order_Number__c": "1"}])
     assert count.published == 1

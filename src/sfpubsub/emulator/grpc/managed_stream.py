@@ -99,7 +99,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         record = managed.running(record.subscription_id)
         self.target = record.developer_name
         self.topic = self.world.bus.topic(record.topic)
-        self.count = self.world.bus.tally.of_managed(record.subscription_id)
+        self.count = self.world.bus.counters.of_managed(record.subscription_id)
         preset = managed.start_preset(record)
         if preset is not None and record.committed is not None:
             self.world.faults.met(self.world.bus.dead_by(record.committed))

@@ -19,8 +19,8 @@ from typing import Generic, Literal, TypeVar
 from sfpubsub.emulator.faults.refusals import Dropped, Refused
 from sfpubsub.emulator.grpc.pages import NO_EVENTS, Page, Pages
 from sfpubsub.emulator.org.bus import Topic
+from sfpubsub.emulator.org.counters import Count
 from sfpubsub.emulator.org.mailbox import Arrival, Mailbox
-from sfpubsub.emulator.org.tally import Count
 from sfpubsub.emulator.org.world import World
 
 Preset = Literal["LATEST", "EARLIEST", "CUSTOM"]
@@ -260,7 +260,7 @@ class EventStream(ABC, Generic[R]):
                 return None
         self.pending -= len(page.positions)
         self.count.sent(self.position, page.positions)
-        bus.tally.usage.delivered(now, page.schemas)
+        bus.counters.usage.delivered(now, page.schemas)
         return self._reply(page, page.end)
 
     def _page(self, limit: int) -> Page:
@@ -397,7 +397,7 @@ class PlainStream(EventStream[Fetch]):
         if not self.topic.can_subscribe:
             raise Refused("subscription.topic.cannot.subscribe", topic=fetch.topic)
         self.target = self.topic.name
-        self.count = self.world.bus.tally.of_topic(self.topic.name)
+        self.count = self.world.bus.counters.of_topic(self.topic.name)
         self._ask(fetch.num_requested)
         self.position = self._start(fetch, arrival.at)
 

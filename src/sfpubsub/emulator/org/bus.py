@@ -19,11 +19,11 @@ from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.org.batch import Batch, Draft, Published, Topic, event_id
 from sfpubsub.emulator.org.block_file import Block
 from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.counters import Counters
 from sfpubsub.emulator.org.positions import Positions
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Event, Store
-from sfpubsub.emulator.org.tally import Tally
 
 __all__ = ["Batch", "Bus", "Draft", "Published", "Topic"]
 
@@ -41,7 +41,7 @@ class Bus(Positions):
     def __init__(self, store: Store, clock: Clock, settings: Settings, tenant: str) -> None:
         super().__init__(store, clock, settings)
         self.tenant = tenant
-        self.tally: Tally = Tally()
+        self.counters: Counters = Counters()
         # Guarded by the lock of `Positions`, which also guards the order of events.
         self._topics: dict[str, Topic] = {}
         self._channels: dict[str, list[str]] = {}  # topic -> channels that carry it
@@ -257,7 +257,7 @@ class Bus(Positions):
             if batch.tip != self._tip:
                 self._moved_to(batch.tip, at)
         for topic, count in batch.added.values():
-            self.tally.of_topic(topic.name).published += count
+            self.counters.of_topic(topic.name).published += count
             self.bells.ring(topic.name)
             for listener in self._on_append:
                 listener(topic, count)
@@ -379,7 +379,7 @@ class Bus(Positions):
                 r[1]: Topic(r[0], r[1], r[2], bool(r[3]), bool(r[4]), r[5]) for r in rows
             }
             for topic in self._topics.values():
-                self.tally.of_topic(topic.name).published = topic.published
+                self.counters.of_topic(topic.name).published = topic.published
             self._channels = {}
             for channel, member in self._store.rows("SELECT channel, topic FROM channel_members"):
                 self._channels.setdefault(member, []).append(channel)

@@ -74,10 +74,10 @@ def counts(world: World) -> dict[str, Markup]:
     found = {}
     managed: Counter[str] = Counter()
     for record in world.managed.all():
-        managed[record.topic] += world.bus.tally.of_managed(record.subscription_id).delivered
+        managed[record.topic] += world.bus.counters.of_managed(record.subscription_id).delivered
     world.cometd.sessions.end_dead()  # otherwise they would count as streams
     for topic in world.bus.topics():
-        count = world.bus.tally.of_topic(topic.name)
+        count = world.bus.counters.of_topic(topic.name)
         streams = world.bus.bells.count(topic.name)
         for what, value in (
             ("published", count.published),

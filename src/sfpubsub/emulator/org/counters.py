@@ -80,7 +80,7 @@ class Count:
         self._ends[low:high] = [end]
 
 
-class Tally:
+class Counters:
     """Counts the publications, deliveries and commits of one emulator. Thread-safe.
 
     Attributes:
