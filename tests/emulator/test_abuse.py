@@ -103,7 +103,8 @@ def test_malformed_messages_end_the_call_with_an_error_status(emulator):
 
 def test_messages_with_random_values_get_a_specific_status(emulator):
     """Requests with random values in all fields never end with UNKNOWN and never hang, and the
-    trailers of every refusal have one of the service's error codes."""
+    trailers of every refusal have one of the service's error codes.
+    """
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)

@@ -26,7 +26,8 @@ def get(org: Any, path: str, token: str | None = None) -> tuple[int, Any]:
 
 def test_versions_are_listed(org):
     """Each version has a label, a URL and a number; 62.0, which has managed subscriptions, is among
-    them."""
+    them.
+    """
     status, found = get(org, "/services/data/")
     assert status == 200
     assert all({"label", "url", "version"} <= set(row) for row in found)

@@ -21,7 +21,8 @@ def receive(receive_limits: ReceiveLimits, count: int, size: int) -> None:
 
 def test_first_request_is_small_while_sizes_are_unknown() -> None:
     """At first, ten events are requested, since each may be up to 1 MB; with a memory limit of less
-    than 10 MB, fewer."""
+    than 10 MB, fewer.
+    """
     assert ReceiveLimits(Limits()).room(0) == 10
     assert ReceiveLimits(Limits(max_bytes=4 * 1024 * 1024)).room(0) == 4
     assert ReceiveLimits(Limits(max_bytes=10)).room(0) == 1

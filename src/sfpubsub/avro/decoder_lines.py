@@ -115,9 +115,11 @@ FIXED = ("= b[p : p + <size>]", "p += <size>")
 
 
 def long(b: bytes, p: int) -> tuple[int, int]:
-    # Returns the position after the number that begins at p - 1, and the number, still in zigzag
-    # encoding. Unrolled up to the six bytes of current timestamps; each result subtracts the sum of
-    # the continuation bits. Multiplies instead of shifting, because that is faster in CPython.
+    """Return the position after the number that begins at p - 1, and the number, still in zigzag
+    encoding.
+    """
+    # Unrolled up to the six bytes of current timestamps; each result subtracts the sum of the
+    # continuation bits. Multiplies instead of shifting, because that is faster in CPython.
     x0 = b[p - 1]
     x1 = b[p]
     if x1 < 128:
@@ -150,7 +152,7 @@ def long(b: bytes, p: int) -> tuple[int, int]:
 
 
 def span(b: bytes, p: int) -> tuple[int, int]:
-    # Returns the start and end of the data whose length begins at p - 1.
+    """Return the start and end of the data whose length begins at p - 1."""
     x = b[p - 1]
     if x > 127:
         byte = b[p]
@@ -165,8 +167,9 @@ def span(b: bytes, p: int) -> tuple[int, int]:
 
 
 def block(b: bytes, p: int) -> tuple[int, int]:
-    # Returns the start of the items in a block of an array or map, and their count, which begins
-    # at p - 1.
+    """Return the start of the items in a block of an array or map, and their count, which begins
+    at p - 1.
+    """
     x = b[p - 1]
     if x > 127:
         p, x = long(b, p)

@@ -443,7 +443,7 @@ class EmulatorServer:
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: `topic` is the name of a channel, or an event does not match the schema;
+            SchemaProblem: *topic* is the name of a channel, or an event does not match the schema;
                 nothing is published.
         """
         return self.bus.publish_values(topic, events)
@@ -500,7 +500,7 @@ class EmulatorServer:
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: `topic` is the name of a channel, or the schema is not valid for an event
+            SchemaProblem: *topic* is the name of a channel, or the schema is not valid for an event
                 or belongs to another topic.
         """
         schema = Schema(schema_json)
