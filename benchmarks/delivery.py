@@ -42,9 +42,11 @@ def serve(directory: str) -> None:
         for start in range(0, arguments.events, part):
             emulator.publish(TOPIC, [row] * min(part, arguments.events - start))
         record = emulator.managed.get(NAME)
-        tally = emulator.bus.tally
+        counters = emulator.bus.counters
         count = (
-            tally.of_topic(TOPIC) if arguments.plain else tally.of_managed(record.subscription_id)
+            counters.of_topic(TOPIC)
+            if arguments.plain
+            else counters.of_managed(record.subscription_id)
         )
         ready = [emulator.grpc_target, emulator.access_token, emulator.instance_url]
         print(json.dumps([*ready, emulator.tenant_id]), flush=True)

@@ -7,7 +7,8 @@ from sfpubsub.backoff import Backoff
 
 def test_delay_doubles_up_to_the_maximum() -> None:
     """The upper limit of the delay doubles with each attempt until it reaches the maximum, and
-    stays there."""
+    stays there.
+    """
     backoff = Backoff(1.0, 10.0)
 
     assert [backoff.next(0.5) for _ in range(6)] == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]

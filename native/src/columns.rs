@@ -4,7 +4,7 @@
 //! that is null costs the look at one byte, and all its nulls are written together.
 
 use crate::dicts::for_each;
-use crate::input::{Input, Odd};
+use crate::input::{Input, UnexpectedPayload};
 use crate::message::Message;
 use crate::schema::Type;
 
@@ -82,13 +82,18 @@ impl Column {
     }
 
     /// Reads the value of a row, which is behind all rows that were read before.
-    pub fn read(&mut self, kind: &Type, input: &mut Input<'_>, row: usize) -> Result<(), Odd> {
+    pub fn read(
+        &mut self,
+        kind: &Type,
+        input: &mut Input<'_>,
+        row: usize,
+    ) -> Result<(), UnexpectedPayload> {
         match kind {
             Type::Nullable(inside) => {
                 return match input.long()? {
                     0 => Ok(()),
                     1 => self.read(inside, input, row),
-                    _ => Err(Odd),
+                    _ => Err(UnexpectedPayload),
                 };
             }
             Type::Union(branches) => return self.read_branch(branches, input, row),
@@ -138,7 +143,7 @@ impl Column {
                     column.read(&field.kind, input, row)?;
                 }
             }
-            _ => return Err(Odd), // a column is made of the type that it reads
+            _ => return Err(UnexpectedPayload), // a column is made of the type that it reads
         }
         Ok(())
     }
@@ -147,10 +152,10 @@ impl Column {
     pub fn read_text(
         &mut self,
         row: usize,
-        write: impl FnOnce(&mut String) -> Result<(), Odd>,
-    ) -> Result<(), Odd> {
+        write: impl FnOnce(&mut String) -> Result<(), UnexpectedPayload>,
+    ) -> Result<(), UnexpectedPayload> {
         let Values::Texts(ends, text) = &mut self.values else {
-            return Err(Odd);
+            return Err(UnexpectedPayload);
         };
         self.valid.set(row);
         write(text)?;
@@ -162,9 +167,9 @@ impl Column {
         branches: &[Type],
         input: &mut Input<'_>,
         row: usize,
-    ) -> Result<(), Odd> {
-        let number = usize::try_from(input.long()?).map_err(|_| Odd)?;
-        let branch = branches.get(number).ok_or(Odd)?;
+    ) -> Result<(), UnexpectedPayload> {
+        let number = usize::try_from(input.long()?).map_err(|_| UnexpectedPayload)?;
+        let branch = branches.get(number).ok_or(UnexpectedPayload)?;
         if let Values::Union(columns) = &mut self.values
             && let Some(column) = &mut columns[number]
         {
@@ -248,14 +253,19 @@ fn put(data: &mut Vec<u8>, row: usize, value: &[u8]) {
     data.extend_from_slice(value);
 }
 
-fn span(ends: &mut Vec<i32>, data: &mut Vec<u8>, row: usize, value: &[u8]) -> Result<(), Odd> {
+fn span(
+    ends: &mut Vec<i32>,
+    data: &mut Vec<u8>,
+    row: usize,
+    value: &[u8],
+) -> Result<(), UnexpectedPayload> {
     data.extend_from_slice(value);
     end(ends, row, data.len())
 }
 
 /// Says where the value of a row ends.
-fn end(ends: &mut Vec<i32>, row: usize, at: usize) -> Result<(), Odd> {
-    let at = i32::try_from(at).map_err(|_| Odd)?;
+fn end(ends: &mut Vec<i32>, row: usize, at: usize) -> Result<(), UnexpectedPayload> {
+    let at = i32::try_from(at).map_err(|_| UnexpectedPayload)?;
     ends.resize(row + 1, last(ends) as i32);
     ends.push(at);
     Ok(())

@@ -3,13 +3,13 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString};
 
-use crate::input::{Input, Odd};
+use crate::input::{Input, UnexpectedPayload};
 use crate::schema::{Record, Type};
 
 /// Of no memory, mostly: the careful reading meets it again.
-impl From<PyErr> for Odd {
+impl From<PyErr> for UnexpectedPayload {
     fn from(_: PyErr) -> Self {
-        Odd
+        UnexpectedPayload
     }
 }
 
@@ -17,7 +17,7 @@ pub fn value<'py>(
     py: Python<'py>,
     kind: &Type,
     input: &mut Input<'_>,
-) -> Result<Bound<'py, PyAny>, Odd> {
+) -> Result<Bound<'py, PyAny>, UnexpectedPayload> {
     Ok(match kind {
         Type::Null => py.None().into_bound(py),
         Type::Boolean => PyBool::new(py, input.boolean()?).to_owned().into_any(),
@@ -45,14 +45,14 @@ pub fn value<'py>(
         Type::Nullable(inside) => match input.long()? {
             0 => py.None().into_bound(py),
             1 => value(py, inside, input)?,
-            _ => return Err(Odd),
+            _ => return Err(UnexpectedPayload),
         },
         Type::Union(branches) => {
             let branch = input.choice(branches)?;
             value(py, branch, input)?
         }
         Type::Record(fields) => record(py, fields, input)?.into_any(),
-        Type::Skipped(_) => return Err(Odd), // fields only
+        Type::Skipped(_) => return Err(UnexpectedPayload), // fields only
     })
 }
 
@@ -60,7 +60,7 @@ fn record<'py>(
     py: Python<'py>,
     record: &Record,
     input: &mut Input<'_>,
-) -> Result<Bound<'py, PyDict>, Odd> {
+) -> Result<Bound<'py, PyDict>, UnexpectedPayload> {
     let dict = record.template.bind(py).copy()?;
     for field in &record.fields {
         if let Type::Nullable(_) = field.kind
@@ -78,7 +78,7 @@ fn record<'py>(
 }
 
 /// Steps over a value. It has to fit, but for the letters of its texts.
-pub fn skip(kind: &Type, input: &mut Input<'_>) -> Result<(), Odd> {
+pub fn skip(kind: &Type, input: &mut Input<'_>) -> Result<(), UnexpectedPayload> {
     match kind {
         Type::Null => {}
         Type::Boolean => drop(input.boolean()?),
@@ -97,7 +97,7 @@ pub fn skip(kind: &Type, input: &mut Input<'_>) -> Result<(), Odd> {
         Type::Nullable(inside) => match input.long()? {
             0 => {}
             1 => skip(inside, input)?,
-            _ => return Err(Odd),
+            _ => return Err(UnexpectedPayload),
         },
         Type::Union(branches) => skip(input.choice(branches)?, input)?,
         Type::Record(record) => {
@@ -113,8 +113,8 @@ pub fn skip(kind: &Type, input: &mut Input<'_>) -> Result<(), Odd> {
 /// Takes the items of an array or a map, block by block.
 pub fn for_each<'a>(
     input: &mut Input<'a>,
-    mut take: impl FnMut(&mut Input<'a>) -> Result<(), Odd>,
-) -> Result<(), Odd> {
+    mut take: impl FnMut(&mut Input<'a>) -> Result<(), UnexpectedPayload>,
+) -> Result<(), UnexpectedPayload> {
     loop {
         let count = input.block()?;
         if count == 0 {
@@ -127,10 +127,10 @@ pub fn for_each<'a>(
 }
 
 /// JSON has no word for the others, so that whoever makes JSON of a value need not look for them.
-pub fn finite(number: f64) -> Result<f64, Odd> {
+pub fn finite(number: f64) -> Result<f64, UnexpectedPayload> {
     if number.is_finite() {
         Ok(number)
     } else {
-        Err(Odd)
+        Err(UnexpectedPayload)
     }
 }

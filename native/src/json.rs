@@ -4,10 +4,14 @@
 use std::collections::HashSet;
 
 use crate::dicts::{finite, for_each, skip};
-use crate::input::{Input, Odd};
+use crate::input::{Input, UnexpectedPayload};
 use crate::schema::{Record, Type};
 
-pub fn value(out: &mut String, kind: &Type, input: &mut Input<'_>) -> Result<(), Odd> {
+pub fn value(
+    out: &mut String,
+    kind: &Type,
+    input: &mut Input<'_>,
+) -> Result<(), UnexpectedPayload> {
     match kind {
         Type::Null => out.push_str("null"),
         Type::Boolean => out.push_str(if input.boolean()? { "true" } else { "false" }),
@@ -24,11 +28,11 @@ pub fn value(out: &mut String, kind: &Type, input: &mut Input<'_>) -> Result<(),
         Type::Nullable(inside) => match input.long()? {
             0 => out.push_str("null"),
             1 => value(out, inside, input)?,
-            _ => return Err(Odd),
+            _ => return Err(UnexpectedPayload),
         },
         Type::Union(branches) => value(out, input.choice(branches)?, input)?,
         Type::Record(fields) => record(out, fields, input, |_, _| ())?,
-        Type::Skipped(_) => return Err(Odd), // fields only
+        Type::Skipped(_) => return Err(UnexpectedPayload), // fields only
     }
     Ok(())
 }
@@ -39,7 +43,7 @@ pub fn record<'a>(
     record: &Record,
     input: &mut Input<'a>,
     mut before: impl FnMut(usize, &Input<'a>),
-) -> Result<(), Odd> {
+) -> Result<(), UnexpectedPayload> {
     for (number, field) in record.fields.iter().enumerate() {
         before(number, input);
         if let Type::Skipped(kind) = &field.kind {
@@ -59,7 +63,7 @@ pub fn record<'a>(
     Ok(())
 }
 
-fn array(out: &mut String, items: &Type, input: &mut Input<'_>) -> Result<(), Odd> {
+fn array(out: &mut String, items: &Type, input: &mut Input<'_>) -> Result<(), UnexpectedPayload> {
     out.push('[');
     let begin = out.len();
     for_each(input, |input| {
@@ -72,7 +76,7 @@ fn array(out: &mut String, items: &Type, input: &mut Input<'_>) -> Result<(), Od
     Ok(())
 }
 
-fn map(out: &mut String, values: &Type, input: &mut Input<'_>) -> Result<(), Odd> {
+fn map(out: &mut String, values: &Type, input: &mut Input<'_>) -> Result<(), UnexpectedPayload> {
     out.push('{');
     let mut seen = HashSet::new();
     for_each(input, |input| {
@@ -81,7 +85,7 @@ fn map(out: &mut String, values: &Type, input: &mut Input<'_>) -> Result<(), Odd
             out.push(',');
         }
         if !seen.insert(key) {
-            return Err(Odd); // in a dict the last one wins
+            return Err(UnexpectedPayload); // in a dict the last one wins
         }
         text(out, key);
         out.push(':');
@@ -91,7 +95,7 @@ fn map(out: &mut String, values: &Type, input: &mut Input<'_>) -> Result<(), Odd
     Ok(())
 }
 
-fn number(out: &mut String, number: f64) -> Result<(), Odd> {
+fn number(out: &mut String, number: f64) -> Result<(), UnexpectedPayload> {
     let mut buffer = ryu::Buffer::new();
     let text = buffer.format_finite(finite(number)?);
     match text.split_once('e') {

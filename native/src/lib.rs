@@ -21,7 +21,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyString};
 
 use columns::Column;
-use input::{Input, Odd};
+use input::{Input, UnexpectedPayload};
 use message::Message;
 use schema::Type;
 
@@ -29,8 +29,8 @@ use schema::Type;
 /// to wait for another thread's turn of 5 ms.
 const LARGE: usize = 128 * 1024;
 
-impl From<Odd> for PyErr {
-    fn from(_: Odd) -> Self {
+impl From<UnexpectedPayload> for PyErr {
+    fn from(_: UnexpectedPayload) -> Self {
         PyValueError::new_err("left to the careful reading")
     }
 }
@@ -106,7 +106,7 @@ impl Decoder {
                 let read = column
                     .read(&self.kind, &mut input, row)
                     .and_then(|()| input.end());
-                read.inspect_err(|Odd| column.fit(row))
+                read.inspect_err(|UnexpectedPayload| column.fit(row))
             });
             column.fit(rows);
             (rows, vec![column], odd)
@@ -129,7 +129,7 @@ impl Decoder {
                     let (mut at, _) = self.add_json_with(out, payload, field)?;
                     values.read(kind, &mut at, row)
                 });
-                read.inspect_err(|Odd| {
+                read.inspect_err(|UnexpectedPayload| {
                     texts.fit(row);
                     values.fit(row);
                 })
@@ -142,7 +142,7 @@ impl Decoder {
 }
 
 impl Decoder {
-    fn add_json(&self, out: &mut String, payload: &[u8]) -> Result<(), Odd> {
+    fn add_json(&self, out: &mut String, payload: &[u8]) -> Result<(), UnexpectedPayload> {
         let mut input = Input::new(payload);
         json::value(out, &self.kind, &mut input)?;
         input.end()
@@ -154,9 +154,9 @@ impl Decoder {
         out: &mut String,
         payload: &'a [u8],
         field: usize,
-    ) -> Result<(Input<'a>, &Type), Odd> {
+    ) -> Result<(Input<'a>, &Type), UnexpectedPayload> {
         let Type::Record(record) = &self.kind else {
-            return Err(Odd);
+            return Err(UnexpectedPayload);
         };
         let mut input = Input::new(payload);
         let mut found = None;
@@ -166,31 +166,31 @@ impl Decoder {
             }
         })?;
         input.end()?;
-        Ok((found.ok_or(Odd)?, self.field(field)?))
+        Ok((found.ok_or(UnexpectedPayload)?, self.field(field)?))
     }
 
-    fn field(&self, number: usize) -> Result<&Type, Odd> {
+    fn field(&self, number: usize) -> Result<&Type, UnexpectedPayload> {
         let Type::Record(record) = &self.kind else {
-            return Err(Odd);
+            return Err(UnexpectedPayload);
         };
         record
             .fields
             .get(number)
             .map(|field| &field.kind)
-            .ok_or(Odd)
+            .ok_or(UnexpectedPayload)
     }
 }
 
 /// Reads payloads into rows; returns how many, and the numbers of those that are odd.
 fn rows(
     payloads: &[PyBackedBytes],
-    mut read: impl FnMut(&[u8], usize) -> Result<(), Odd>,
+    mut read: impl FnMut(&[u8], usize) -> Result<(), UnexpectedPayload>,
 ) -> (usize, Vec<usize>) {
     let (mut rows, mut odd) = (0, vec![]);
     for (number, payload) in payloads.iter().enumerate() {
         match read(payload, rows) {
             Ok(()) => rows += 1,
-            Err(Odd) => odd.push(number),
+            Err(UnexpectedPayload) => odd.push(number),
         }
     }
     (rows, odd)

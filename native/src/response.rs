@@ -1,12 +1,12 @@
 //! Messages of a stream (FetchResponse, ManagedFetchResponse in pubsub_api.proto) as Python values.
 //!
 //! Only what the service usually sends is read: each field once at most, and no other fields. Anything
-//! else is `Odd`, and left to Protobuf.
+//! else is `UnexpectedPayload`, and left to Protobuf.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
-use crate::input::Odd;
+use crate::input::UnexpectedPayload;
 
 /// The fields of messages, as tags: the field's number and its wire type.
 mod tag {
@@ -34,14 +34,14 @@ struct Message<'a> {
 
 impl<'a> Message<'a> {
     /// The next field's tag; None at the end.
-    fn tag(&mut self) -> Result<Option<u64>, Odd> {
+    fn tag(&mut self) -> Result<Option<u64>, UnexpectedPayload> {
         if self.rest.is_empty() {
             return Ok(None);
         }
         self.number(SHORT).map(Some)
     }
 
-    fn number(&mut self, most: usize) -> Result<u64, Odd> {
+    fn number(&mut self, most: usize) -> Result<u64, UnexpectedPayload> {
         let mut found = 0;
         for (place, byte) in self.rest.iter().take(most).enumerate() {
             found |= u64::from(byte & 0x7F) << (7 * place);
@@ -50,21 +50,24 @@ impl<'a> Message<'a> {
                 return Ok(found);
             }
         }
-        Err(Odd) // cut off, or longer than it is legal or usual
+        Err(UnexpectedPayload) // cut off, or longer than it is legal or usual
     }
 
-    fn bytes(&mut self) -> Result<&'a [u8], Odd> {
-        let length = usize::try_from(self.number(SHORT)?).map_err(|_| Odd)?;
-        let (found, rest) = self.rest.split_at_checked(length).ok_or(Odd)?;
+    fn bytes(&mut self) -> Result<&'a [u8], UnexpectedPayload> {
+        let length = usize::try_from(self.number(SHORT)?).map_err(|_| UnexpectedPayload)?;
+        let (found, rest) = self
+            .rest
+            .split_at_checked(length)
+            .ok_or(UnexpectedPayload)?;
         self.rest = rest;
         Ok(found)
     }
 
     /// Reads a field of bytes that may occur once.
-    fn once(&mut self, into: &mut Option<&'a [u8]>) -> Result<(), Odd> {
+    fn once(&mut self, into: &mut Option<&'a [u8]>) -> Result<(), UnexpectedPayload> {
         match into.replace(self.bytes()?) {
             None => Ok(()),
-            Some(_) => Err(Odd),
+            Some(_) => Err(UnexpectedPayload),
         }
     }
 }
@@ -78,14 +81,14 @@ struct Event<'a> {
 }
 
 impl<'a> Event<'a> {
-    fn read(bytes: &'a [u8]) -> Result<Self, Odd> {
+    fn read(bytes: &'a [u8]) -> Result<Self, UnexpectedPayload> {
         let (mut event, mut replay_id) = (None, None);
         let mut message = Message { rest: bytes };
         while let Some(tag) = message.tag()? {
             match tag {
                 tag::EVENT => message.once(&mut event)?,
                 tag::REPLAY_ID => message.once(&mut replay_id)?,
-                _ => return Err(Odd),
+                _ => return Err(UnexpectedPayload),
             }
         }
         let (mut id, mut schema_id, mut payload) = (None, None, None);
@@ -97,7 +100,7 @@ impl<'a> Event<'a> {
                 tag::ID => message.once(&mut id)?,
                 tag::SCHEMA_ID => message.once(&mut schema_id)?,
                 tag::PAYLOAD => message.once(&mut payload)?,
-                _ => return Err(Odd), // headers
+                _ => return Err(UnexpectedPayload), // headers
             }
         }
         Ok(Event {
@@ -105,7 +108,9 @@ impl<'a> Event<'a> {
             schema_id: schema_id.unwrap_or_default(),
             payload: payload.unwrap_or_default(),
             // Without one, the event is an error.
-            replay_id: replay_id.filter(|id| !id.is_empty()).ok_or(Odd)?,
+            replay_id: replay_id
+                .filter(|id| !id.is_empty())
+                .ok_or(UnexpectedPayload)?,
         })
     }
 }
@@ -175,11 +180,11 @@ impl Responses {
                 tag::LATEST => message.once(&mut latest)?,
                 tag::RPC_ID => message.once(&mut rpc_id)?,
                 tag::PENDING if pending.is_none() => pending = Some(message.number(LONG)?),
-                _ => return Err(Odd.into()),
+                _ => return Err(UnexpectedPayload.into()),
             }
         }
         let latest = latest.filter(|bytes| !bytes.is_empty());
-        let pending = i32::try_from(pending.unwrap_or_default()).map_err(|_| Odd)?;
+        let pending = i32::try_from(pending.unwrap_or_default()).map_err(|_| UnexpectedPayload)?;
         Ok((
             PyTuple::new(py, events)?,
             latest.map(|bytes| self.replay_id(py, bytes)).transpose()?,

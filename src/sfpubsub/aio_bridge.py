@@ -105,7 +105,7 @@ class Bell:
 
         Args:
             condition: Called in the loop.
-            deadline: Time on the loop's clock, as returned by `deadline`; None means no limit.
+            deadline: Time on the loop's clock, as returned by *deadline*; None means no limit.
 
         Returns:
             True if the condition was met, False if the deadline passed first.

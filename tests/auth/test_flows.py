@@ -321,7 +321,8 @@ STRANGE = {
 @pytest.mark.parametrize("reply", STRANGE.values(), ids=STRANGE)
 def test_strange_answers_of_the_login_host_do_not_end_a_stream(run_emulator, reply):
     """A renewal that the login host answers with something other than an OAuth error is retried,
-    and no event is lost."""
+    and no event is lost.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     strange = [reply] * 3
@@ -353,7 +354,8 @@ def test_strange_answers_of_the_login_host_do_not_end_a_stream(run_emulator, rep
 
 def test_failing_session_provider_is_retried_within_the_session_budget(run_emulator):
     """Any exception of a caller's own provider is retried; after `session_budget`, the subscription
-    ends with an error that names the last failure, without the exception's text."""
+    ends with an error that names the last failure, without the exception's text.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     session = Session(emulator.access_token, emulator.instance_url, emulator.tenant_id)
@@ -385,7 +387,8 @@ def test_failing_session_provider_is_retried_within_the_session_budget(run_emula
 
 def test_schema_waits_for_a_strange_answer_of_the_login_host(run_emulator):
     """Events wait for their schema while the login host answers a renewal strangely, as a stream
-    would wait, and none is lost."""
+    would wait, and none is lost.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     session = Session(emulator.access_token, emulator.instance_url, emulator.tenant_id)

@@ -216,7 +216,6 @@ def test_any_bytes_instead_of_http(raw, sent):
     """A server that sends arbitrary bytes, or almost valid HTTP, causes an error of this
     package.
     """
-
     raw.sent = sent
     came = login_at(raw.url, timeout=1.0)()
     assert isinstance(came, SfPubSubError)

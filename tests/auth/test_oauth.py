@@ -340,7 +340,8 @@ def test_a_tenant_setting_of_the_same_org_is_accepted(host, http, given):
 
 def test_a_missing_instance_url_is_taken_from_the_setting(host, http):
     """If the response has no instance URL, the configured one is used; if none is configured, an
-    error is raised."""
+    error is raised.
+    """
     host.answer = lambda _request: Reply(200, answer(host.url, instance_url=None))
     login = credentials(host, http, instance_url="https://acme.my.salesforce.com/")
     assert login.get_session(None).instance_url == "https://acme.my.salesforce.com"
@@ -702,7 +703,8 @@ def test_the_settings_choose_the_flow(given, kind):
 @pytest.mark.parametrize("host", ["login", "test"])
 def test_client_credentials_need_my_domain(host):
     """A general login host is a configuration error, because Salesforce would reject this flow
-    there without saying why."""
+    there without saying why.
+    """
     given = {"auth": "client-credentials", "client_id": "k", "client_secret": "s"}
     with pytest.raises(ConfigurationError, match="My Domain"):
         session_provider(settings(login_url=f"https://{host}.salesforce.com", **given))

@@ -305,9 +305,9 @@ def test_an_unusable_schema_raises_a_schema_error(text):
 
 
 HOSTILE = [
-    "quote'\"", "new\nline", "back\\slash", "class", "None", "b", "p", "decode", "Odd",
-    "__import__('os').abort()", "{}", "{0.__class__}", "%s", "<symbols>", "<size>", "= b", "",
-    "\ud800", "g8", "]; raise SystemExit #",
+    "quote'\"", "new\nline", "back\\slash", "class", "None", "b", "p", "decode",
+    "UnexpectedPayload", "__import__('os').abort()", "{}", "{0.__class__}", "%s", "<symbols>",
+    "<size>", "= b", "", "\ud800", "g8", "]; raise SystemExit #",
 ]  # fmt: skip
 
 

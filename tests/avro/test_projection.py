@@ -221,7 +221,8 @@ BARE = {"name": "f", "type": "int"}
 )
 def test_an_invalid_choice_of_fields_raises(fields, says):
     """A choice that is a single string, or that contains a part of a field or a non-string, raises
-    a configuration error."""
+    a configuration error.
+    """
     with pytest.raises(ConfigurationError, match=says):
         chosen_fields(fields)
 

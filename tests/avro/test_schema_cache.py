@@ -211,7 +211,8 @@ def test_a_wrong_answer_is_fetched_once_more(wrong):
 
 def test_ids_that_are_no_hashes_are_used_and_not_stored(caplog):
     """A schema whose hash is not its id is used if the service repeats it; it is logged once,
-    counted, and not stored, so that the next process asks the service again."""
+    counted, and not stored, so that the next process asks the service again.
+    """
     service, shelf = Service(ORDER), Shelf()
     cache = SchemaCache(service, store=shelf, max_schemas=1)
     for schema_id in ("a", ORDER_ID, "a"):
@@ -225,7 +226,8 @@ def test_ids_that_are_no_hashes_are_used_and_not_stored(caplog):
 
 def test_answers_that_differ_and_do_not_fit_are_not_used():
     """If the service sends two different schemas for an id that is the hash of neither, events are
-    not decoded with either of them."""
+    not decoded with either of them.
+    """
     cache = SchemaCache(Service(named("One__e"), named("Two__e")))
     with pytest.raises(SchemaError, match="two different schemas") as caught:
         cache.get(ORDER_ID)

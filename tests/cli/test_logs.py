@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import signal
+import subprocess
 import sys
 
 import click
@@ -117,3 +120,34 @@ def test_a_wrong_command_is_one_json_record(command, monkeypatch, capsys):
     assert run(["--log-format", "json", *command]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert json.loads(line)["level"] == "error"
+
+
+BESIDE = """
+import os, subprocess, sys
+from sfpubsub.cli.main import run
+run(["--log-format", "json", "help", "connection"])
+os.write(2, b"from a library in C\\n{braces}\\n")
+subprocess.run(["sh", "-c", "echo from a child >&2; sleep 60 >/dev/null & echo $!"], check=True)
+print("from Python", file=sys.stderr)
+os.write(2, b"the last words")
+"""
+
+
+def test_what_other_programs_write_to_stderr_is_json():
+    """With --log-format json, lines that a child process or a library writes past Python are JSON.
+
+    A child that is still running, as Spark's JVM may be, delays the exit by no more than a second,
+    and nothing that was written before the exit is lost.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE], capture_output=True, text=True, timeout=50, check=True
+    )
+    os.kill(int(done.stdout.splitlines()[-1]), signal.SIGKILL)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {(line["logger"], line["message"]) for line in lines} == {
+        ("stderr", "from a library in C"),
+        ("stderr", "{braces}"),
+        ("stderr", "from a child"),
+        ("stderr", "the last words"),
+        ("sfpubsub.cli", "from Python"),
+    }

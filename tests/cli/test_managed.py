@@ -281,7 +281,8 @@ def test_every_subcommand_has_help(command, capsys):
 
 def test_clients_of_commands_notice_a_subscription_that_was_stopped_and_started(emulator):
     """A command's client can compare the subscription's record, whose stamp changes by a stop and a
-    start, and does not change by itself."""
+    start, and does not change by itself.
+    """
     settings = ClientSettings.load({})
     sessions = CurrentSession(session_provider(settings))
     with client_of(settings, sessions) as client:

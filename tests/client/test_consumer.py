@@ -347,7 +347,8 @@ def test_permanent_schema_error_is_raised():
 )
 def test_doubtful_schema_error_is_raised_only_after_the_session_budget(error):
     """A failure of which neither the service nor the login host named the cause is retried like
-    that of a stream, for `session_budget`; a success starts the budget anew."""
+    that of a stream, for `session_budget`; a success starts the budget anew.
+    """
     harness = ConsumerHarness(known=())
     harness.queue = [arrival(1, b"\x02"), arrival(2, b"\x02", schema_id="tock")]
     budget = Timings().session_budget

@@ -87,7 +87,8 @@ def test_number_of_requests(size, at_once):
 @pytest.mark.parametrize("size", [1, 10])
 def test_number_of_requests_of_a_slow_reader(size):
     """At the limit of pending events, the client does not send a request for each event that is
-    read."""
+    read.
+    """
     service, held = CountingService(size), 200
     with (
         PubSubClient(SESSION, transport=service) as client,
@@ -101,7 +102,8 @@ def test_number_of_requests_of_a_slow_reader(size):
 @pytest.mark.parametrize("size", [1, 100])
 def test_number_of_commits(size):
     """Acks are committed together: at most one commit per `COMMIT_PAUSE`, plus the first and the
-    last."""
+    last.
+    """
     service = CountingService(size)
     began = time.monotonic()
     with (
@@ -148,7 +150,8 @@ def test_number_of_driver_turns(managed, monkeypatch):
 @pytest.mark.parametrize("face", ["sync", "cancelled", "asyncio"])
 def test_asking_for_a_batch_acks_at_once_even_if_none_is_ready(face):
     """Asking for the next batch acks the previous events at once, even if no batch is ready, since
-    the next event may take an hour to arrive."""
+    the next event may take an hour to arrive.
+    """
     service = CountingService(EVENTS)
 
     def sync() -> None:

@@ -230,7 +230,8 @@ def test_without_a_confirmation_on_the_stream_nothing_is_known(health: Health):
 
 def test_gap_that_the_subscription_reports_itself_is_not_reported_again():
     """Within a process, the subscription finds an outage longer than the retention itself; the job
-    only stores the new time."""
+    only stores the new time.
+    """
     job = Job()
     job.keepalive()
     job.now += 80 * HOUR

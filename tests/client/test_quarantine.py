@@ -311,7 +311,8 @@ def test_status_without_an_error_code_is_no_word_about_the_schema(
     start: Start, quarantine: FileQuarantine, policy
 ):
     """A NOT_FOUND without the service's own error code may come from an intermediary: the events
-    wait, and are then delivered."""
+    wait, and are then delivered.
+    """
     service, face = start()
     service.publish_valid(2)
     service.plan("drop_call", times=3, rpc="GetSchema", status="NOT_FOUND")

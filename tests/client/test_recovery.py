@@ -67,7 +67,8 @@ def outage_lines(caplog, name: str) -> list[tuple[str, str]]:
 
 def test_short_break_is_logged_but_no_warning(run_emulator, connect, caplog):
     """A stream that breaks and is reopened at the first attempt gives one line at level INFO, with
-    its length and reason."""
+    its length and reason.
+    """
     caplog.set_level("INFO", "sfpubsub")
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
@@ -247,7 +248,7 @@ def test_large_events_are_delivered_once_to_a_slow_handler(run_emulator, connect
     assert health.reconnects == 0
     assert most < 2 * 2_000_000
     record = emulator.managed.get(NAME)
-    assert emulator.bus.tally.of_managed(record.subscription_id).delivered == 60
+    assert emulator.bus.counters.of_managed(record.subscription_id).delivered == 60
 
 
 def test_drain_during_a_short_outage_commits_acked_events(run_emulator, connect):
@@ -322,7 +323,8 @@ def committed_one(emulator, subscription) -> ReplayId:
 
 def test_outage_that_outlasts_the_retention_is_reported(run_emulator, connect):
     """If the service's clock shows that an outage was longer than events are kept, the committed
-    position has expired, which the service does not say: a gap reports it."""
+    position has expired, which the service does not say: a gap reports it.
+    """
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
     client = connect(emulator, timings=Timings(backoff_initial=1.0, backoff_max=1.0))
@@ -350,7 +352,8 @@ def test_short_outage_with_everything_confirmed_is_no_gap(run_emulator, connect)
 
 def test_stopped_subscription_that_runs_again_reports_a_gap(run_emulator, connect):
     """A client that was refused because the subscription was stopped reports a gap when it runs
-    again, because stopping it has deleted its position."""
+    again, because stopping it has deleted its position.
+    """
     emulator = run_emulator()
     client = connect(emulator)
     subscription = client.subscribe_managed(NAME, ack="manual")
@@ -372,7 +375,8 @@ def test_stopped_subscription_that_runs_again_reports_a_gap(run_emulator, connec
 
 def test_record_that_changed_during_an_outage_is_reported(run_emulator, connect):
     """A client that can read the subscription's record looks at it once for each stream, and
-    reports a gap if it has changed, as by a stop and a start that the client did not see."""
+    reports a gap if it has changed, as by a stop and a start that the client did not see.
+    """
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
     looks = []

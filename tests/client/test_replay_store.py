@@ -285,7 +285,8 @@ class Flaky(MemoryStore):
 
 def test_position_that_could_not_be_stored_is_stored_later(run_emulator, connect):
     """The ack raises the store's error, and the acked position is stored when the subscription is
-    closed."""
+    closed.
+    """
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(3))
     store = Flaky()

@@ -120,7 +120,8 @@ def test_a_revoked_token_is_noticed_by_the_next_call(start: Start):
 
 def test_a_session_that_cannot_be_renewed_ends_the_subscription(start: Start):
     """If the login host refuses a renewal by a code of its own, the subscription ends with the
-    provider's exception."""
+    provider's exception.
+    """
     target, face = start()
     target.publish(1)
     held = face.plain(TOPIC, replay="earliest")

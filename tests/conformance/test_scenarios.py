@@ -195,7 +195,8 @@ def test_t6_a_failure_within_a_batch_resumes_at_the_failed_event(start: Open):
 
 def test_t7_events_of_failed_work_are_redelivered(start: Open):
     """If a sink raises in the `with` block of a subscription, the batch that it did not store is
-    delivered to the next subscription."""
+    delivered to the next subscription.
+    """
     target, face = start(events_per_response=5)
     target.publish(15)
     written: list[int] = []

@@ -103,7 +103,8 @@ def test_malformed_messages_end_the_call_with_an_error_status(emulator):
 
 def test_messages_with_random_values_get_a_specific_status(emulator):
     """Requests with random values in all fields never end with UNKNOWN and never hang, and the
-    trailers of every refusal have one of the service's error codes."""
+    trailers of every refusal have one of the service's error codes.
+    """
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -191,14 +192,14 @@ def test_a_client_that_reads_nothing_does_not_delay_others(emulator):
             yield pb.FetchRequest(topic_name=ORDERS, num_requested=100, replay_preset=pb.EARLIEST)
             gate.wait(WAIT_S)
 
-        delivered = emulator.bus.tally.of_topic(ORDERS).delivered
+        delivered = emulator.bus.counters.of_topic(ORDERS).delivered
         call = pb_grpc.PubSubStub(channel).Subscribe(requests(), metadata=emulator.metadata)
-        until(lambda: emulator.bus.tally.of_topic(ORDERS).delivered > delivered)
+        until(lambda: emulator.bus.counters.of_topic(ORDERS).delivered > delivered)
         client = Client(emulator.grpc_target, emulator.metadata)
         assert client.subscribe(num_requested=5).events(5)
         client.close()
         # 18 MB are waiting; a response has at most 3 MB, and three responses fill any window.
-        held = emulator.bus.tally.of_topic(ORDERS).delivered - delivered
+        held = emulator.bus.counters.of_topic(ORDERS).delivered - delivered
         assert held < 63
         call.cancel()
         gate.set()

@@ -322,7 +322,7 @@ def test_a_move_just_before_a_read_ends_the_stream(emulator, client, monkeypatch
 
     monkeypatch.setattr(bus, "read", move_and_read)  # the only way to hit that moment each time
     assert client.subscribe().end()[0] == "UNAVAILABLE"
-    assert bus.tally.of_topic(ORDERS).delivered == 0
+    assert bus.counters.of_topic(ORDERS).delivered == 0
     emulator.faults.assert_consumed()
     client.subscribe().events(3)
 

@@ -11,7 +11,8 @@ from .web import token
 
 def test_refuse_sign_in(emulator):
     """The fault refuses as many sign-ins as requested, with the requested OAuth error (a rate limit
-    by default); after that, sign-ins succeed again."""
+    by default); after that, sign-ins succeed again.
+    """
     emulator.faults.add(Fault("refuse_sign_in", times=2))
     emulator.faults.add(Fault("refuse_sign_in", error="invalid_app_access"))
     for _ in range(2):
@@ -50,6 +51,7 @@ def test_refuse_sign_in_with_a_description(emulator, error, description):
 )
 def test_refuse_sign_in_rejects_invalid_fields(arguments):
     """Creating a `refuse_sign_in` fault raises `ValueError` if its error is unknown, or if it has a
-    field that it does not support, such as a target, an RPC or a gRPC status."""
+    field that it does not support, such as a target, an RPC or a gRPC status.
+    """
     with pytest.raises(ValueError, match="refuse_sign_in"):
         Fault("refuse_sign_in", **arguments)

@@ -34,7 +34,8 @@ GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4"
 
 def run(*command: str, **environment: str) -> str:
     """Run a command with additional environment variables, assert that it succeeds, and return its
-    output."""
+    output.
+    """
     done = subprocess.run(
         command,
         env={**os.environ, **environment},
@@ -48,7 +49,8 @@ def run(*command: str, **environment: str) -> str:
 
 def test_python_clients():
     """pysfpubsub and aiosfpubsub sign in through SOAP, publish and subscribe; simple-salesforce
-    signs in through SOAP, publishes through REST, and queries the Tooling API and the limits."""
+    signs in through SOAP, publishes through REST, and queries the Tooling API and the limits.
+    """
     text = run(str(SCRIPT), str(CACHE / "python_clients"), PYTHON=sys.executable)
     assert json.loads(text) == {
         "simple-salesforce": {
@@ -71,7 +73,8 @@ def test_python_clients():
 @needs_node
 def test_jsforce(emulator):
     """jsforce signs in through SOAP, requests its identity, publishes an event, creates a custom
-    channel, and logs out through SOAP."""
+    channel, and logs out through SOAP.
+    """
     modules = str(node_packages() / "node_modules")
     program = str(HERE / "jsforce_client.cjs")
     seen = json.loads(run("node", program, emulator.http_url, NODE_PATH=modules))
@@ -147,7 +150,8 @@ EMP_CONNECTOR = os.environ.get("EMP_CONNECTOR", "")
 @pytest.mark.skipif(not EMP_CONNECTOR, reason="EMP_CONNECTOR names no checkout of EMP-Connector")
 def test_emp_connector(tmp_path):
     """EMP-Connector, with CometD's Java client, replays a filtered PushTopic with a session id that
-    has no scheme."""
+    has no scheme.
+    """
     home, classes = CACHE / "emp_connector", tmp_path / "classes"
     if not (home / "done").exists():
         copy = ("dependency:copy-dependencies", "-DincludeScope=runtime")
@@ -177,7 +181,8 @@ def test_emp_connector(tmp_path):
 @pytest.mark.parametrize("tls", [False, True])
 def test_grpcurl(tmp_path, tls):
     """grpcurl has no local proto file: it discovers the Pub/Sub service through reflection, calls
-    it, and checks its health, with and without TLS."""
+    it, and checks its health, with and without TLS.
+    """
     binary = CACHE / "grpcurl" / "grpcurl"
     if not binary.exists():
         run("go", "install", GRPCURL, GOBIN=str(binary.parent))
@@ -207,7 +212,8 @@ def test_grpcurl(tmp_path, tls):
 @pytest.mark.skipif(not shutil.which("cargo"), reason="cargo is not installed")
 def test_tonic(tmp_path):
     """A tonic client with code generated from the proto file opens a stream before there are
-    events, then publishes one and receives it, as docs/how-to/emulator-clients.md describes."""
+    events, then publishes one and receives it, as docs/how-to/emulator-clients.md describes.
+    """
     home = CACHE / "rust"
     shutil.copytree(HERE / "foreign" / "rust", home, dirs_exist_ok=True)
     shutil.copy(HERE.parents[1] / "proto" / "pubsub_api.proto", home)

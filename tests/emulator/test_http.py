@@ -33,7 +33,8 @@ def health(emulator):
 
 def test_health_counts(emulator, client):
     """`/health` reports how many events were published, delivered and redelivered, how many commits
-    were accepted and refused, and the last committed replay ID."""
+    were accepted and refused, and the last committed replay ID.
+    """
     published = emulator.publish(ORDERS, [{} for _ in range(10)])
     stream = client.managed(num_requested=6)
     stream.events(6)
@@ -63,7 +64,8 @@ def test_health_counts(emulator, client):
 
 def test_root_is_html_or_json(emulator):
     """`/` returns an HTML page to a client that accepts HTML, and JSON to any other client; neither
-    contains the access token."""
+    contains the access token.
+    """
     status, page = fetch(emulator, "/", Accept="text/html,*/*")
     assert (status, page[:15]) == (200, "<!doctype html>")
     assert ORDERS in page
@@ -82,7 +84,8 @@ def test_unknown_path_and_method(emulator, path, body, expected):
 
 def test_admin_adds_faults(emulator, client):
     """A fault that was added over HTTP affects the next call, and `/admin/faults` then reports that
-    it has happened once."""
+    it has happened once.
+    """
     bearer = f"Bearer {emulator.access_token}"
     fault = {"kind": "refuse", "rpc": "GetTopic", "error_code": "topic.api.unavailable"}
     assert fetch(emulator, "/admin/faults", fault, Authorization=bearer)[0] == 200
@@ -185,7 +188,8 @@ def test_admin_stops_restarts_and_deletes_managed_subscriptions(emulator, client
 )
 def test_admin_error_names_the_offending_value(emulator, path, body, named):
     """A request with an invalid body returns status 400 with an error that names the offending
-    field or value, and changes nothing."""
+    field or value, and changes nothing.
+    """
     data = json.dumps(body).encode()
     request = urllib.request.Request(
         emulator.http_url + path,
@@ -206,7 +210,8 @@ def test_admin_error_names_the_offending_value(emulator, path, body, named):
 
 def test_admin_rejects_an_unknown_token(emulator):
     """`/admin/token` and `/admin/managed` return status 401 for a token that the emulator did not
-    issue, and change nothing."""
+    issue, and change nothing.
+    """
     for path, body in (("/admin/token", {}), ("/admin/managed", {"name": MANAGED, "delete": True})):
         assert post(emulator, path, body, token="x")[0] == 401
     assert emulator.managed.get(MANAGED) is not None
@@ -228,7 +233,8 @@ def test_admin_rejects_an_unknown_token(emulator):
 )
 def test_admin_refusal_status(emulator, path, body, headers, expected):
     """A request without a valid token, or with a wrong body or content type, is refused with the
-    matching status, and adds no fault."""
+    matching status, and adds no fault.
+    """
     if body is not None:
         headers = {"Authorization": f"Bearer {emulator.access_token}", **headers}
     assert fetch(emulator, path, body, **headers)[0] == expected

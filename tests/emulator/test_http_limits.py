@@ -291,7 +291,8 @@ def test_silent_connections_do_not_keep_others_away(emulator, monkeypatch):
 
 def test_plain_client_on_the_tls_port_does_not_block_others(start):
     """Neither plain HTTP on the TLS port nor a connection that never starts a handshake blocks
-    other clients."""
+    other clients.
+    """
     emulator, _ = start(tls=True)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
     with socket.create_connection(address, timeout=WAIT_S):  # sends nothing

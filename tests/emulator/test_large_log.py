@@ -69,7 +69,8 @@ def read_all(client: Client, count: int) -> int:
 
 def live_events_on_all(client: Client, request: Any) -> None:
     """Open `STREAMS` streams that start after the last event, and assert that each receives every
-    newly published event exactly once."""
+    newly published event exactly once.
+    """
     before = client.call("Publish", request).results[0].replay_id
     over = threading.Event()
     first = pb.FetchRequest(
@@ -92,7 +93,8 @@ def live_events_on_all(client: Client, request: Any) -> None:
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 def test_million_events(spawn, tmp_path):
     """Publishing and reading a million events over gRPC adds little memory; 200 streams then
-    receive live events; and a restart is fast because it does not read the whole log."""
+    receive live events; and a restart is fast because it does not read the whole log.
+    """
     with EmulatorServer(tmp_path / "data") as emulator:
         schema_id = emulator.bus.topic(ORDERS).schema_id
         payload = emulator.bus.schema(schema_id).encode({"Order_Number__c": "x" * 100}, 0.0)

@@ -1,5 +1,6 @@
 """Tests of ManagedSubscribe: how a subscription is named, its slot (only one stream may be open at
-a time), commits and their refusals, and the commit deadline."""
+a time), commits and their refusals, and the commit deadline.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def test_first_request_is_refused(client, first, suffix):
 
 def test_unknown_name_ends_the_stream_with_not_found(client):
     """An unknown developer name ends the stream with NOT_FOUND, and the error text contains the
-    name."""
+    name.
+    """
     status, details, _ = client.managed(developer_name="Nobody").end()
     assert status == "NOT_FOUND"
     assert "Nobody" in details
@@ -101,7 +103,8 @@ def test_unknown_name_ends_the_stream_with_not_found(client):
 )
 def test_invalid_later_request_is_refused(filled, later, suffix):
     """A later request ends an open stream if it is empty, requests a negative number of events, or
-    names another subscription."""
+    names another subscription.
+    """
     stream = hold(filled[1])
     stream.send(later)
     assert stream.refusal() == P + suffix
@@ -133,7 +136,8 @@ def test_propagation(start):
 
 def test_commit_moves_the_start_of_the_next_stream(filled):
     """A commit is answered in a response without events that echoes the request's ID and position,
-    and the next stream starts after the committed position."""
+    and the next stream starts after the committed position.
+    """
     emulator, client, published = filled
     stream = client.managed()
     stream.events(10)
@@ -150,7 +154,8 @@ def test_commit_moves_the_start_of_the_next_stream(filled):
 
 def test_next_stream_starts_over_without_a_commit(filled):
     """Delivery alone does not move the position: the next stream starts at the oldest event again,
-    because `default_replay` is EARLIEST."""
+    because `default_replay` is EARLIEST.
+    """
     _, client, published = filled
     stream = client.managed()
     stream.events(10)
@@ -161,7 +166,8 @@ def test_next_stream_starts_over_without_a_commit(filled):
 
 def test_commit_can_share_a_request_with_credit(filled):
     """One request may both commit and ask for more events; the commit is still answered in a
-    response of its own."""
+    response of its own.
+    """
     _, client, published = filled
     stream = client.managed(num_requested=2)
     stream.events(2)
@@ -193,7 +199,8 @@ def test_eight_byte_replay_id_can_be_committed(filled):
 
 def test_commits_coalesce(start):
     """Commits that are pending at the same time share one response, which contains the request ID
-    of the last."""
+    of the last.
+    """
     emulator, client = start(settings=Settings(commit_answer_delay_s=0.2))
     published = emulator.publish(ORDERS, orders(5))
     stream = client.managed()
@@ -229,7 +236,8 @@ def test_commit_answer_settings(start, tip, pending):
 
 def test_refusals_leave_the_stream_open(filled):
     """A commit of a missing, malformed, undelivered or earlier position is answered with a COMMIT
-    error; the committed position stays, and the stream still accepts a valid commit."""
+    error; the committed position stays, and the stream still accepts a valid commit.
+    """
     emulator, client, published = filled
     stream = client.managed(num_requested=5)
     stream.events(5)
@@ -256,7 +264,8 @@ def test_refusals_leave_the_stream_open(filled):
 
 def test_committed_position_can_be_committed_again(filled):
     """Committing the same replay ID again succeeds, even on a stream that has not delivered that
-    event."""
+    event.
+    """
     _, client, published = filled
     stream = client.managed()
     stream.events(10)
@@ -271,7 +280,8 @@ def test_committed_position_can_be_committed_again(filled):
 
 def test_commit_refuses_an_event_of_an_earlier_stream(filled):
     """An event that only an earlier stream has delivered cannot be committed on the current
-    stream."""
+    stream.
+    """
     _, client, published = filled
     first = client.managed()
     first.events(10)
@@ -285,7 +295,8 @@ def test_commit_refuses_an_event_of_an_earlier_stream(filled):
 
 def test_commit_refuses_an_event_of_another_topic(start):
     """A position that lies between two delivered events but belongs to another topic's event cannot
-    be committed; each delivered event can."""
+    be committed; each delivered event can.
+    """
     emulator, client = start(settings=Settings(commit_answer_delay_s=0))
     first = emulator.publish(ORDERS, orders(2))
     (other,) = emulator.publish(ACCOUNTS, [{}])
@@ -299,7 +310,8 @@ def test_commit_refuses_an_event_of_another_topic(start):
 
 def test_keepalive_position_can_be_committed(start):
     """The position in a keepalive counts as delivered: it can be committed, and the next stream
-    starts after it."""
+    starts after it.
+    """
     emulator, client = start(settings=Settings(keepalive_s=0.05))
     emulator.bus.skip_positions(7)
     stream = client.managed()
@@ -315,7 +327,8 @@ def test_keepalive_position_can_be_committed(start):
 )
 def test_expired_position(start, default, recovery, missed):
     """If the committed replay ID has expired, the next stream starts at `error_recovery_replay`,
-    not at `default_replay`."""
+    not at `default_replay`.
+    """
     emulator, client = start(clock=ManualClock(), settings=Settings(commit_answer_delay_s=0))
     emulator.managed.delete(MANAGED)
     emulator.managed.create(MANAGED, ORDERS, default_replay=default, error_recovery_replay=recovery)
@@ -339,7 +352,8 @@ def test_expired_position(start, default, recovery, missed):
 
 def test_commit_deadline(start):
     """A stream ends with DEADLINE_EXCEEDED 1,800 s after its last commit; a repeated commit of the
-    same position also extends the deadline."""
+    same position also extends the deadline.
+    """
     emulator, client = start(clock=ManualClock(), settings=Settings(commit_answer_delay_s=0))
     (event,) = emulator.publish(ORDERS, orders(1))
     stream = hold(client)
@@ -357,7 +371,8 @@ def test_commit_deadline(start):
 @pytest.mark.parametrize("counts", [False, True])
 def test_commit_does_not_extend_the_idle_timeout_by_default(start, counts):
     """By default a commit does not extend the 60 s after which an idle stream is closed, which is
-    the harder case for a client; with `commits_reset_idle` it does."""
+    the harder case for a client; with `commits_reset_idle` it does.
+    """
     settings = Settings(commits_reset_idle=counts, commit_answer_delay_s=0)
     emulator, client = start(clock=ManualClock(), settings=settings)
     (event,) = emulator.publish(ORDERS, orders(1))
@@ -375,7 +390,8 @@ def test_commit_does_not_extend_the_idle_timeout_by_default(start, counts):
 
 def test_half_close_answers_pending_commits(start):
     """Commits that are still unanswered when the client half-closes are answered before the stream
-    ends."""
+    ends.
+    """
     emulator, client = start(settings=Settings(commit_answer_delay_s=60))
     (event,) = emulator.publish(ORDERS, orders(1))
     stream = hold(client)
@@ -390,7 +406,8 @@ def test_half_close_answers_pending_commits(start):
 
 def test_stop_ends_the_stream_and_deletes_the_position(filled):
     """Setting the state to STOP ends the stream, refuses new ones and deletes the committed
-    position; after RUN, the next stream starts at `default_replay` again."""
+    position; after RUN, the next stream starts at `default_replay` again.
+    """
     emulator, client, published = filled
     stream = client.managed()
     stream.events(10)
@@ -406,7 +423,8 @@ def test_stop_ends_the_stream_and_deletes_the_position(filled):
 
 def test_delete_ends_the_stream(filled):
     """Deleting a subscription ends its stream with `config.deleted`; after that, its name is
-    unknown."""
+    unknown.
+    """
     emulator, client, _ = filled
     stream = hold(client)
     emulator.managed.delete(MANAGED)
@@ -419,7 +437,8 @@ def test_delete_ends_the_stream(filled):
 
 def test_second_stream_is_refused(filled):
     """While a stream is open, a second one is refused with ALREADY_EXISTS, and the first still
-    receives events."""
+    receives events.
+    """
     emulator, client, _ = filled
     first = hold(client)
     status, _, trailers = client.managed().end()
@@ -432,7 +451,8 @@ def test_second_stream_is_refused(filled):
 @pytest.mark.parametrize("how", ["half_close", "cancel", "channel"])
 def test_slot_is_free_after_the_end(filled, how):
     """Half-closing, cancelling the call and closing the channel each free the slot within a
-    second."""
+    second.
+    """
     emulator, client, _ = filled
     stream = hold(client)
     if how == "half_close":

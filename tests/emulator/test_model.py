@@ -1,5 +1,6 @@
 """Tests of the parts of the emulator's model that need no gRPC or HTTP: replay IDs, counters,
-settings, the clock, schemas, and the event bus."""
+settings, the clock, schemas, and the event bus.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfpubsub.emulator.org.clock import Clock, ManualClock
+from sfpubsub.emulator.org.counters import Count
 from sfpubsub.emulator.org.replay_ids import ReplayIds
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.settings import REPLAY_ID_LENGTHS, Settings
 from sfpubsub.emulator.org.store import Store
-from sfpubsub.emulator.org.tally import Count
 
 from .support import ACCOUNTS, CHANGES, ORDERS
 
@@ -26,7 +27,8 @@ POSITIONS = st.integers(0, 2**53 - 1)
 @given(position=POSITIONS)
 def test_replay_ids_are_a_bijection(length, position):
     """Every position maps to a replay ID of the configured length, and the ID maps back to the
-    position."""
+    position.
+    """
     ids = ReplayIds(length)
     assert len(ids.mint(position)) == length
     assert ids.read(ids.mint(position)) == position
@@ -35,7 +37,8 @@ def test_replay_ids_are_a_bijection(length, position):
 @pytest.mark.parametrize("length", REPLAY_ID_LENGTHS)
 def test_byte_order_is_never_arrival_order(length):
     """Among the first 100,000 replay IDs, no four consecutive ones are sorted as bytes, in
-    ascending or descending order, so no client can rely on their byte order."""
+    ascending or descending order, so no client can rely on their byte order.
+    """
     ids = ReplayIds(length)
     minted = [ids.mint(position) for position in range(1, 100_001)]
     for start in range(len(minted) - 3):
@@ -47,7 +50,8 @@ def test_byte_order_is_never_arrival_order(length):
 @given(position=POSITIONS)
 def test_ten_byte_replay_id(position):
     """A ten-byte replay ID is a number below 2**53 followed by two zero bytes, and its first eight
-    bytes alone are accepted as well."""
+    bytes alone are accepted as well.
+    """
     ids = ReplayIds(10)
     minted = ids.mint(position)
     assert minted[8:] == b"\x00\x00"
@@ -65,7 +69,8 @@ def test_random_bytes_are_not_a_valid_position(garbage):
 @pytest.mark.parametrize("length", [12, 24])
 def test_long_ids_cannot_be_shortened(length):
     """Replay IDs of 12 and 24 bytes contain 0xff and 0x00, and are rejected if they are shortened
-    or altered."""
+    or altered.
+    """
     ids = ReplayIds(length)
     minted = ids.mint(5)
     assert minted[8:10] == b"\xff\x00"
@@ -79,7 +84,8 @@ def test_long_ids_cannot_be_shortened(length):
 )
 def test_redelivered_count_equals_that_of_a_set(responses, topic):
     """The redelivery counter, which stores ranges, counts the same as a set of all delivered
-    positions."""
+    positions.
+    """
     positions = sorted(topic)
     count, seen, redelivered = Count(), set(), 0
     for after, size in responses:
@@ -132,7 +138,8 @@ def test_clock_jumps():
 @given(payload=st.binary(max_size=200))
 def test_check_raises_only_schema_problems(payload):
     """For any bytes, `Schema.check` either succeeds or raises `SchemaProblem`, never an exception
-    of fastavro's own."""
+    of fastavro's own.
+    """
     schema = _account_schema()
     with contextlib.suppress(SchemaProblem):
         schema.check(payload)
@@ -149,7 +156,8 @@ def _account_schema(cache: list[Schema] = []) -> Schema:  # noqa: B006 - a cache
 
 def test_encode_rejects_invalid_values():
     """Encoding a value with an unknown field or a wrong type raises `SchemaProblem` with the name
-    of the field or the schema; a valid value is accepted."""
+    of the field or the schema; a valid value is accepted.
+    """
     schema = _account_schema()
     with pytest.raises(SchemaProblem, match="does not have these fields: Nope"):
         schema.encode({"Nope": 1}, 0.0)
@@ -160,7 +168,8 @@ def test_encode_rejects_invalid_values():
 
 def test_retention(start):
     """An event expires after exactly 72 h on its topic and on the channels that include it,
-    together with its replay ID; newer events stay."""
+    together with its replay ID; newer events stay.
+    """
     emulator, _ = start(clock=ManualClock())
 
     def retained():
@@ -188,7 +197,8 @@ def test_age_out(emulator):
 
 def test_publishing_from_many_threads(emulator):
     """When ten threads publish at the same time, no event is lost and each gets a unique replay
-    ID."""
+    ID.
+    """
     results = []
     threads = [
         threading.Thread(target=lambda: results.extend(emulator.publish(ORDERS, [{}] * 20)))

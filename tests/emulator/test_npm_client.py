@@ -1,5 +1,6 @@
 """The most widely used Pub/Sub API client in another language works against the emulator in its
-published form."""
+published form.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ seconds."""
 @needs_node
 def test_npm_client():
     """Over TLS, the npm client signs in with each of its four methods, publishes, subscribes,
-    resumes, and runs a managed subscription whose Tooling record it reads first."""
+    resumes, and runs a managed subscription whose Tooling record it reads first.
+    """
     done = subprocess.run(
         [str(SCRIPT), str(CACHE / "npm_client")],
         env={**os.environ, "PYTHON": sys.executable},

@@ -195,7 +195,8 @@ def test_dns_rebinding_is_refused(org, method, host):
 )
 def test_local_host_names_are_served(org, host):
     """The page is served under IP addresses, localhost, and host names without a dot, such as those
-    of containers."""
+    of containers.
+    """
     assert ask(org, "GET", "/", headers={"Host": host, **HTML}).status == 200
 
 

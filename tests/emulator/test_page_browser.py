@@ -49,7 +49,8 @@ def org(tmp_path_factory):
 @pytest.fixture
 def visit(browser, org):
     """Return a function that loads a page; the test fails if the browser logs anything or sends a
-    request to another host."""
+    request to another host.
+    """
     contexts: list[Any] = []
     complaints: list[str] = []
 
@@ -119,7 +120,8 @@ def test_events_and_counts_are_updated_live(visit, org):
 
 def test_record_forms_publish_change_events(visit):
     """A record can be created, edited and deleted through its forms, and each change event appears
-    on the page."""
+    on the page.
+    """
     page = visit("/ui/records?object=Account")
     page.get_by_text("New Account", exact=True).click()
     page.get_by_label("Account Name").fill("Burlington")
@@ -140,7 +142,8 @@ def test_record_forms_publish_change_events(visit):
 
 def test_faults_and_the_clock_can_be_set_with_forms(visit, org):
     """A fault can be switched on and off with its form, and a jump of the clock appears on a page
-    that is already open."""
+    that is already open.
+    """
     page = visit("/ui/faults")
     page.locator("summary", has_text="withhold_keepalive").click()
     page.locator("form[aria-label=withhold_keepalive] button").click()
@@ -167,7 +170,8 @@ def test_publish_without_javascript(visit, org):
 
 def test_every_page_is_accessible(visit, org):
     """On every page, at both widths, nothing overflows; every control has a name; and in both color
-    schemes all text has enough contrast."""
+    schemes all text has enough contrast.
+    """
     page = visit("/")
     for path in PAGES:
         page.goto(org.http_url + path)

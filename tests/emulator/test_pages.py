@@ -90,7 +90,8 @@ def test_incomplete_page_is_replaced(emulator):
 
 def test_event_published_while_a_page_is_created(emulator, monkeypatch):
     """An event that is published while a page is created is missing from that page, but the next
-    request for the page includes it."""
+    request for the page includes it.
+    """
     emulator.publish(ORDERS, [{}])
     _, first = pages_of(emulator)
     read = Bus.read

@@ -54,7 +54,8 @@ def publish(client, *events, topic=ORDERS):
 
 def test_round_trip(client, order):
     """A subscriber receives a published event unchanged: with the publisher's ID, and with the
-    replay ID from the publish result."""
+    replay ID from the publish result.
+    """
     event = order("order-1", City__c="Graz")
     (result,) = publish(client, event).results
     assert result.correlation_key == "order-1"
@@ -66,7 +67,8 @@ def test_round_trip(client, order):
 @pytest.mark.parametrize("event_id", ["", "x" * 37])
 def test_blank_or_long_id_becomes_a_uuid(client, order, event_id):
     """An event ID that is blank or longer than 36 characters is replaced by a UUID, which is
-    returned in the publish result."""
+    returned in the publish result.
+    """
     (result,) = publish(client, order(event_id)).results
     assert str(uuid.UUID(result.correlation_key)) == result.correlation_key
     assert client.subscribe().events(1)[0].event.id == result.correlation_key
@@ -75,7 +77,8 @@ def test_blank_or_long_id_becomes_a_uuid(client, order, event_id):
 def test_invalid_events_are_refused_individually(start):
     """In one request, each invalid event (undecodable payload, wrong or blank schema ID, too large)
     is rejected with an error, the valid ones are published, and the results keep the order of the
-    events."""
+    events.
+    """
     _, client = start(settings=Settings(event_bytes=500))
     schema_id, schema = schema_of(client, ORDERS)
     account_id, _ = schema_of(client, ACCOUNTS)
@@ -109,14 +112,16 @@ def test_invalid_events_are_refused_individually(start):
 )
 def test_invalid_publish_request_is_refused(client, order, topic, count, expected):
     """A request is refused as a whole if its topic is blank, unknown or read-only, or if it
-    contains no events."""
+    contains no events.
+    """
     request = pb.PublishRequest(topic_name=topic, events=[order()] * count)
     assert client.refusal("Publish", request) == expected
 
 
 def test_oversized_request_fails_as_if_rejected_by_a_proxy(start):
     """A request above the size limit fails with UNAVAILABLE and without the service's trailers, as
-    if a proxy had rejected it."""
+    if a proxy had rejected it.
+    """
     _, client = start(settings=Settings(publish_request_bytes=100))
     request = pb.PublishRequest(topic_name=ORDERS, events=[pb.ProducerEvent(payload=b"x" * 200)])
     with pytest.raises(grpc.RpcError) as caught:
@@ -189,7 +194,8 @@ def test_invalid_lookups_are_refused(client, rpc, request_, expected):
 
 def test_schema_id_is_the_hash_of_the_canonical_form(client):
     """A schema ID is the base64url-encoded MD5 hash of the schema's canonical form, which this test
-    computes independently."""
+    computes independently.
+    """
     schema_id, schema = schema_of(client, ORDERS)
     fields = ",".join(
         '{{"name":"{}","type":{}}}'.format(f["name"], json.dumps(f["type"], separators=(",", ":")))
@@ -205,7 +211,8 @@ def test_schema_id_is_the_hash_of_the_canonical_form(client):
 
 def test_schema_change(emulator, client):
     """After a field is added, one stream delivers old and new events, each with its own schema ID,
-    and the old schema can still be fetched."""
+    and the old schema can still be fetched.
+    """
     old_id, schema = schema_of(client, ORDERS)
     emulator.publish(ORDERS, [{}])
     schema["fields"].append({"name": "New__c", "type": ["null", "string"], "default": None})

@@ -136,7 +136,8 @@ def preflight(emulator, path, origin, method="POST"):
 
 def test_options_lists_the_methods(emulator):
     """OPTIONS lists the methods of every known path without requiring a token, and returns 404 for
-    an unknown one."""
+    an unknown one.
+    """
     reply = ask(emulator, "OPTIONS", EVENTS)
     assert (reply.status, reply.headers["Allow"]) == (204, "OPTIONS, POST")
     assert "Access-Control-Allow-Origin" not in reply.headers

@@ -35,7 +35,8 @@ def decoded(client, event):
 @pytest.mark.parametrize("as_text", [True, False])
 def test_new_field_in_an_open_stream(emulator, client, as_text):
     """After a change, GetTopic returns the new schema ID and an open stream delivers events of both
-    schemas; the old schema stays available, and clients may publish with either one."""
+    schemas; the old schema stays available, and clients may publish with either one.
+    """
     old_id, text, changed = with_field(client, ORDERS, "Added__c")
     stream = client.subscribe()
     emulator.publish(ORDERS, [{"City__c": "Bern"}])
@@ -80,7 +81,8 @@ def test_schema_change_on_a_channel(emulator, client):
 
 def test_schema_change_survives_a_restart(start, tmp_path):
     """After a restart the topic still has the new schema, and the old schema can still be
-    fetched."""
+    fetched.
+    """
     emulator, client = start()
     old_id, _, changed = with_field(client, ORDERS, "Added__c")
     new_id = emulator.change_schema(ORDERS, json.dumps(changed))
@@ -108,7 +110,8 @@ def test_schema_change_survives_a_restart(start, tmp_path):
 )
 def test_invalid_schema_is_refused(emulator, client, body, named):
     """An invalid schema or request is refused with an error that says what is wrong, and the topic
-    keeps its schema."""
+    keeps its schema.
+    """
     before = client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id
     reply = rest(emulator, "POST", "/admin/schema", body)
     assert reply.status == 400
@@ -118,7 +121,8 @@ def test_invalid_schema_is_refused(emulator, client, body, named):
 
 def test_schema_of_another_topic_is_refused(emulator, client):
     """A schema that already belongs to another topic is refused, with an error that names that
-    topic."""
+    topic.
+    """
     _, text, _ = with_field(client, ACCOUNTS, "x")
     reply = rest(emulator, "POST", "/admin/schema", {"topic": ORDERS, "schema": text})
     assert reply.status == 400

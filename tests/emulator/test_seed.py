@@ -50,7 +50,8 @@ def write(path: Path, text: str) -> Path:
 
 def test_default(emulator):
     """Without a seed file the emulator has three topics, one running managed subscription that
-    starts at EARLIEST, and no events."""
+    starts at EARLIEST, and no events.
+    """
     assert [topic.name for topic in emulator.bus.topics()] == [ACCOUNTS, CHANGES, ORDERS]
     (record,) = emulator.managed.all()
     assert (record.developer_name, record.topic, record.state) == (MANAGED, ORDERS, "RUN")
@@ -60,7 +61,8 @@ def test_default(emulator):
 
 def test_every_table_of_a_seed_file_takes_effect(tmp_path):
     """The TOML tables of a seed file set up the emulator, and a second start with the same seed
-    adds nothing."""
+    adds nothing.
+    """
     seed = write(tmp_path / "s.toml", FULL)
     for _ in range(2):
         with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
@@ -75,7 +77,8 @@ def test_every_table_of_a_seed_file_takes_effect(tmp_path):
 
 def test_restart_without_the_seed(tmp_path):
     """A data directory keeps the content of its seed; the default seed applies only to a new
-    directory."""
+    directory.
+    """
     with EmulatorServer(tmp_path / "data", seed=write(tmp_path / "s.toml", FULL)):
         pass
     with EmulatorServer(tmp_path / "data") as emulator:
@@ -101,7 +104,8 @@ def test_schema_file(tmp_path):
 
 def test_users_and_apps(tmp_path):
     """The seed's users and apps replace the default ones, are kept in the data directory, and are
-    updated when the seed changes."""
+    updated when the seed changes.
+    """
     seed = write(
         tmp_path / "s.toml",
         TOPIC + "[settings]\ntoken_lifetime_s = 60\n"
@@ -220,7 +224,8 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_invalid_seed(tmp_path, name):
     """An invalid seed raises `SeedError` with one line that names the file and the problem, before
-    the data directory is created."""
+    the data directory is created.
+    """
     text, expected = BROKEN[name]
     seed = write(tmp_path / "broken.toml", text)
     with pytest.raises(SeedError) as caught:

@@ -1,5 +1,6 @@
 """The emulator's life cycle: restart, kill, TLS, keepalive pings, and the conditions under which it
-refuses to start."""
+refuses to start.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def orders(count):
 
 def test_restart_keeps_everything(tmp_path):
     """After a restart, events, replay IDs, the committed position, the access token and the org's
-    ID are the same."""
+    ID are the same.
+    """
     with EmulatorServer(tmp_path) as first:
         published = first.publish(ORDERS, orders(5))
         client = Client(first.grpc_target, first.metadata)
@@ -164,7 +166,8 @@ def test_kill_during_a_publish(spawn):
 
 def test_tls(start, tmp_path):
     """A client that trusts `ca_file` can connect, the CA stays the same after a restart, and its
-    key is readable only by its owner."""
+    key is readable only by its owner.
+    """
     emulator, client = start(tls=True)
     request = pb.TopicRequest(topic_name=ORDERS)
     assert client.call("GetTopic", request).topic_name == ORDERS
@@ -244,7 +247,8 @@ def test_directory_in_use(emulator):
 
 def test_directory_cannot_be_created(tmp_path):
     """If the data directory cannot be created because a file is in the way, the error names that
-    file."""
+    file.
+    """
     (tmp_path / "file").write_text("")
     with pytest.raises(EmulatorProblem, match=str(tmp_path / "file")):
         EmulatorServer(tmp_path / "file" / "data")
@@ -264,7 +268,8 @@ def test_unknown_database_is_refused(tmp_path):
 @pytest.mark.parametrize("option", ["grpc_port", "http_port"])
 def test_port_in_use(emulator, tmp_path, option):
     """A port that is already in use raises one clear error, and the data directory can be used
-    again afterwards."""
+    again afterwards.
+    """
     address = emulator.grpc_target if option == "grpc_port" else emulator.http_url
     server = EmulatorServer(tmp_path, **{option: int(address.rpartition(":")[2])})
     with pytest.raises(EmulatorProblem, match="cannot listen"):

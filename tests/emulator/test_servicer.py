@@ -1,5 +1,6 @@
 """The emulator's gRPC servicer on grpc's own testing server: without a port or network, with the
-test as the client."""
+test as the client.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ def test_refusal_status_and_text(
     in_process_client: InProcessClient, first: Any, code: Any, text: str
 ) -> None:
     """A refused request ends with the matching status, and the error text ends with the RPC ID.
-    (The trailers are not checked, because a testing server loses those of an aborted call.)"""
+    (The trailers are not checked, because a testing server loses those of an aborted call.).
+    """
     rpc = in_process_client.stream("Subscribe", first)
     _, status, details = in_process_client.wait(rpc.termination)
     assert status is code
@@ -136,7 +138,8 @@ def test_refusal_status_and_text(
 
 def test_call_without_a_valid_token_is_refused(in_process_client: InProcessClient) -> None:
     """A call with an invalid access token is refused as UNAUTHENTICATED before its request is
-    validated."""
+    validated.
+    """
     rpc = in_process_client.stream(
         "Subscribe", pb.FetchRequest(), metadata=(("accesstoken", "none"),)
     )

@@ -33,7 +33,8 @@ def headers(emulator, **changes):
 )
 def test_invalid_headers(emulator, changes, suffix):
     """A wrong token or tenant is rejected as failed authentication, and a missing or malformed
-    header as invalid headers."""
+    header as invalid headers.
+    """
     client = Client(emulator.grpc_target, headers(emulator, **changes))
     assert client.refusal("GetTopic", TOPIC) == ("UNAUTHENTICATED", suffix)
     assert client.subscribe().refusal() == suffix
@@ -44,7 +45,8 @@ def test_invalid_headers(emulator, changes, suffix):
 @pytest.mark.parametrize("form", ["{15}", "{18}", "core/my-domain/{18}", "core/my-domain/{15}"])
 def test_accepted_forms_of_the_tenant_id(emulator, form):
     """The tenant ID is accepted with 15 and 18 characters, both alone and in the form
-    core/<domain>/<org>."""
+    core/<domain>/<org>.
+    """
     tenant = form.replace("{15}", emulator.tenant_id[:15]).replace("{18}", emulator.tenant_id)
     client = Client(emulator.grpc_target, headers(emulator, tenantid=tenant))
     assert client.call("GetTopic", TOPIC).topic_name == ORDERS
@@ -53,7 +55,8 @@ def test_accepted_forms_of_the_tenant_id(emulator, form):
 
 def test_statuses_can_be_overridden(start):
     """A setting can replace the gRPC status of an error code, because the real service's statuses
-    are not all known."""
+    are not all known.
+    """
     code = "service.auth.headers.invalid"
     emulator, _ = start(settings=Settings(statuses={code: "INVALID_ARGUMENT"}))
     client = Client(emulator.grpc_target, headers(emulator, tenantid=""))
@@ -63,5 +66,6 @@ def test_statuses_can_be_overridden(start):
 
 def test_eighteen_character_id():
     """`eighteen` appends the checksum characters that Salesforce's documentation gives for the same
-    ID."""
+    ID.
+    """
     assert eighteen("00D000000000062") == "00D000000000062EAA"

@@ -37,7 +37,8 @@ def names(emulator: EmulatorServer) -> list[str]:
 
 def test_a_restore_returns_to_the_snapshot(org):
     """After a restore, records, events, users, subscriptions and schemas are those of the
-    snapshot, in this process and after the next start."""
+    snapshot, in this process and after the next start.
+    """
     org.records.create("Account", {"Name": "lost"}, org.accounts.holder(""))
     org.publish(ORDERS, [{"Order_Number__c": "lost"}])
     org.accounts.put_user("more@example.com")
@@ -77,7 +78,8 @@ def test_ids_go_on_above_the_highest_ever_used(org):
 
 def test_a_restore_ends_streams_sessions_and_tokens(org):
     """A restore ends open streams and makes access tokens invalid; the addresses stay, and a new
-    token works."""
+    token works.
+    """
     old = Client(org.grpc_target, org.metadata)
     stream = old.subscribe()
     assert len(stream.events(1)) == 1
@@ -116,7 +118,8 @@ def test_a_restore_from_another_process(org):
 
 def test_faults_and_jumps_are_not_repeated(org):
     """A restore does not carry out again what a fault did before, takes another plan, and the
-    clock does not go back."""
+    clock does not go back.
+    """
     org.faults.add(Fault("age_out"))
     org.clock.jump(60)
     org.restore("before")

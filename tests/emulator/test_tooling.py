@@ -1,5 +1,6 @@
 """The Tooling API: managed subscriptions as records, and the effect of their changes on
-ManagedSubscribe."""
+ManagedSubscribe.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ def test_stop_run_and_delete(emulator, client):
 
 def test_patch_replaces_the_metadata(emulator):
     """A PATCH without replay presets resets them to LATEST, but one without a state keeps the
-    state."""
+    state.
+    """
     record = one(emulator, MANAGED)
     patch(emulator, record, state="STOP")
     body = {"Metadata": {"label": "new", "topicName": ORDERS}}
@@ -162,7 +164,8 @@ def test_propagation(start):
 
 def test_name_can_be_reused_after_deletion(start):
     """The name of a deleted subscription can be used again, and is not found until the new
-    subscription has propagated."""
+    subscription has propagated.
+    """
     emulator, client = start(clock=ManualClock(), settings=Settings(propagation_s=60))
     old = one(emulator, MANAGED)["Id"]
     rest(emulator, "DELETE", f"{RECORDS}/{old}")
@@ -214,7 +217,8 @@ def test_managed_subscription_limit(start):
 )
 def test_invalid_creation(shared, name, metadata, code, field):
     """An invalid name, topic, preset or state returns an error with its code and field, and nothing
-    is created."""
+    is created.
+    """
     reply = create(shared, name, **metadata)
     assert reply.code == (400, code)
     assert reply.json[0]["fields"] == ([field] if field else [])
@@ -278,7 +282,8 @@ def test_valid_token_is_required(emulator, method, path):
 
 def test_versions(emulator):
     """The list of API versions needs no token; managed subscriptions exist from version 60.0 on;
-    unknown versions and paths return 404."""
+    unknown versions and paths return 404.
+    """
     reply = ask(emulator, "GET", "/services/data/")
     versions = {row["version"]: row for row in reply.json}
     assert versions["60.0"]["label"] == "Spring '24"
@@ -305,7 +310,8 @@ def names(emulator, rest_of_query):
 
 def test_queries(emulator):
     """Conditions, LIKE, ORDER BY and LIMIT work as in SOQL; keywords and text comparisons ignore
-    case, but IDs do not."""
+    case, but IDs do not.
+    """
     for name, label in (("Beta", "50% off"), ("Alpha", "it's"), ("Gamma", "Zed")):
         create(emulator, name, label=label)
     ids = {item.developer_name: item.subscription_id for item in emulator.managed.all()}
@@ -356,7 +362,8 @@ def test_queries(emulator):
 )
 def test_unsupported_queries(shared, text, code):
     """A query that the emulator does not support is refused with the matching error code, and
-    Metadata can be selected only with LIMIT 1."""
+    Metadata can be selected only with LIMIT 1.
+    """
     assert query(shared, text).code == (400, code)
 
 
@@ -368,7 +375,8 @@ def test_not_queryable_in_plain_soql(emulator):
 
 def test_like_with_many_wildcards(emulator):
     """A LIKE pattern with 2,000 wildcards is evaluated in bounded time, whereas naive backtracking
-    would not finish."""
+    would not finish.
+    """
     create(emulator, "Second", label="a" * 80)
     text = "%a" * 2000 + "b"
     where = f"WHERE MasterLabel LIKE '{text}'"

@@ -19,7 +19,8 @@ KILLS = 3
 @pytest.mark.parametrize("source", ["managed", "topic"])
 def test_every_published_event_is_in_the_table_once_after_kills(source: str, tmp_path: Path):
     """While 20,000 events are published, ingest is killed with SIGKILL three times; afterwards
-    pyarrow finds each event in the table exactly once, in order."""
+    pyarrow finds each event in the table exactly once, in order.
+    """
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")  # shown with a failure
     report = killer.run(source, tmp_path, kills=KILLS, seed=seed, say=print)

@@ -21,7 +21,8 @@ KILLS = 20
 @pytest.mark.parametrize("format_", ["parquet", "delta"])
 def test_every_source_is_complete_after_kills(format_: str, tmp_path: Path):
     """After twenty kills with SIGKILL, spread over all moments of a write, the table contains each
-    event exactly once, in the order of its source."""
+    event exactly once, in the order of its source.
+    """
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")  # shown with a failure
     todo = cells("topic", KILLS, random.Random(seed))

@@ -17,7 +17,8 @@ KILLS = 3
 @pytest.mark.spark
 def test_every_published_event_is_in_the_table_once_after_kills(tmp_path: Path):
     """The driver, Spark's JVM and the source's process are killed once each, and at least one kill
-    hits an uncommitted batch. Each event is still in the table exactly once, in order."""
+    hits an uncommitted batch. Each event is still in the table exactly once, in order.
+    """
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")  # shown with a failure
     report = source_killer.run(tmp_path, kills=KILLS, events=3_000, seed=seed, say=print)

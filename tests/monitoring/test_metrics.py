@@ -1,5 +1,6 @@
 """Tests of the metrics: their definitions, their page, and their export to Prometheus and
-OpenTelemetry."""
+OpenTelemetry.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ LABELS = labels_of({SYSTEM: "x"})
 @pytest.fixture
 def filled_monitor():
     """Return a monitor that has a subscription with gaps, a running step, a finished one, and log
-    records."""
+    records.
+    """
     monitor = Monitor("test", clock=Clock())
     monitor.follow(
         "managed",
@@ -46,7 +48,8 @@ def filled_monitor():
 
 def test_metrics_page_is_generated_from_the_metrics():
     """The page docs/reference/metrics.md equals the generated one, and its introduction names only
-    metrics that exist."""
+    metrics that exist.
+    """
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     assert page == metrics_page(), "run scripts/metrics_page.sh"
     for name in re.findall(r"\bmessaging_[a-z_]+", page.partition("## All metrics")[0]):
@@ -55,7 +58,8 @@ def test_metrics_page_is_generated_from_the_metrics():
 
 def test_every_metric_is_well_formed():
     """Metric names are unique, units are valid in OpenTelemetry, and each metric has a meaning and
-    a remedy."""
+    a remedy.
+    """
     assert len({metric.otel for metric in Metric}) == len(Metric)
     assert len({metric.prometheus for metric in Metric}) == len(Metric)
     for metric in Metric:
@@ -68,7 +72,8 @@ def test_every_metric_is_well_formed():
 
 def test_other_metric_names_exist_in_opentelemetry_conventions():
     """Every metric outside of ``messaging.salesforce`` is defined in OpenTelemetry's semantic
-    conventions."""
+    conventions.
+    """
     names = pytest.importorskip("opentelemetry.semconv._incubating.metrics.messaging_metrics")
     known = {value for name, value in vars(names).items() if name.startswith("MESSAGING_")}
     for metric in Metric:
@@ -77,7 +82,8 @@ def test_other_metric_names_exist_in_opentelemetry_conventions():
 
 def test_prometheus_text_of_all_metrics(filled_monitor):
     """Every line is valid Prometheus text, values are correct, and each metric is declared only
-    once."""
+    once.
+    """
     text = prometheus_text(filled_monitor.registry.collect())
     sub = 'messaging_destination_subscription_name="My_Sub"'
     system = 'messaging_system="salesforce_pubsub"'
@@ -137,7 +143,8 @@ def test_samples_use_only_documented_labels(filled_monitor):
 
 def test_registry_reads_values_only_when_collected():
     """Adding to a counter does not call the functions that read values; each `collect` calls them
-    once."""
+    once.
+    """
     asked = []
     registry = Registry()
     registry.read(lambda: asked.append(1) or [])
@@ -150,7 +157,8 @@ def test_registry_reads_values_only_when_collected():
 
 def test_histogram_counts_each_value_once():
     """A value equal to a bound is in the bucket that ends there; a value above all bounds is in the
-    last."""
+    last.
+    """
     registry = Registry()
     for value in (0.05, 0.06, 1e9):
         registry.observe(Metric.PROCESS_DURATION, value)
@@ -161,7 +169,8 @@ def test_histogram_counts_each_value_once():
 
 def test_opentelemetry_exports_the_same_metrics(filled_monitor):
     """OpenTelemetry's SDK exports every metric, with the right units, values, attributes and
-    bounds."""
+    bounds.
+    """
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader

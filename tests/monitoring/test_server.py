@@ -204,7 +204,8 @@ def test_server_can_listen_on_ipv6():
 
 def test_history_keeps_six_hours_of_points():
     """The points of the last six hours are kept and older ones are dropped. A count that restarts
-    gives a rate of 0, and an unknown value gives None."""
+    gives a rate of 0, and an unknown value gives None.
+    """
     history, values = History(), iter([10.0, 40.0, 5.0, None, 7.0])
     series = Series("x", "events/s", lambda _: next(values), is_rate=True)
     history.follow(series)

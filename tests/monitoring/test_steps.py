@@ -18,7 +18,8 @@ from .support import NOW, Clock, Subscription
 @pytest.fixture
 def hanging():
     """Run a thread that blocks in `a_write_that_hangs`, with a secret argument, until the end of
-    the test."""
+    the test.
+    """
     release, begun = threading.Event(), threading.Event()
 
     def a_write_that_hangs(secret: str) -> None:
@@ -57,7 +58,8 @@ def test_stuck_step_logs_the_stacks_of_all_threads_once(hanging, caplog):
 
 def test_stuck_loop_is_logged(caplog):
     """A subscription's loop that has not iterated for over 600 s is logged even if no step is
-    running."""
+    running.
+    """
     clock = Clock()
     monitor = Monitor("test", clock=clock)
     monitor.follow("topic", "T", Subscription()).turn()

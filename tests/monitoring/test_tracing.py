@@ -184,7 +184,8 @@ def test_command_creates_spans_only_if_opentelemetry_is_configured(
     run_emulator, monkeypatch, traced, capsys
 ):
     """The command creates spans for receiving, processing and committing only if an ``OTEL_*``
-    variable is set."""
+    variable is set.
+    """
     provider, spans = traced
     emulator = run_emulator()
     point_at(emulator, monkeypatch)

@@ -52,7 +52,8 @@ def test_get_topic_describes_the_topic(org, client):
 
 def test_schema_id_is_the_hash_of_the_schema(schema):
     """A schema's id is the MD5 of its parsing canonical form, in base64url; CreatedDate and
-    CreatedById are its first fields."""
+    CreatedById are its first fields.
+    """
     value = json.loads(schema.schema_json)
     canonical = fastavro.schema.to_parsing_canonical_form(value)
     digest = hashlib.md5(canonical.encode()).digest()
@@ -81,7 +82,8 @@ def test_wrong_token_is_rejected(org):
 
 def test_every_published_event_gets_a_result(org, event):
     """Publishing returns one result per event, in order, with the event's id, a replay id of its
-    own and no error."""
+    own and no error.
+    """
     events = [event(), event()]
     results = publish(org, *events).results
     assert [item.correlation_key for item in results] == [item.id for item in events]

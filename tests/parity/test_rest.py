@@ -7,7 +7,8 @@ from .asking import ask
 
 def test_versions_are_listed(org):
     """Each version has a label, a URL and a number; 62.0, which has managed subscriptions, is among
-    them."""
+    them.
+    """
     status, _, found = ask(org, "GET", "/services/data/")
     assert status == 200
     assert all({"label", "url", "version"} <= set(row) for row in found)

@@ -32,7 +32,8 @@ SETTINGS = {f"PARITY_{name}": "x" for name in NAMES}
 )
 def test_script_does_nothing_without_valid_settings(settings, said):
     """Without valid settings the script exits with status 2 and says what to set, without doing
-    anything."""
+    anything.
+    """
     environment = {name: text for name, text in os.environ.items() if name not in SETTINGS}
     done = subprocess.run(
         ["bash", str(SCRIPT)],
@@ -66,7 +67,8 @@ def test_report_asks_before_it_publishes(tmp_path):
 
 def test_evidence_page_names_every_parity_test():
     """The page of evidence for the emulator's behaviour names every parity test, and no test that
-    doesn't exist."""
+    doesn't exist.
+    """
     text = page("emulator-evidence").read_text(encoding="utf-8")
     named = set(re.findall(r"`parity/(\w+)::(\w+)`", text))
     there = {

@@ -52,7 +52,8 @@ def pytest_unconfigure():
 
 def test_plugin_imports_nothing_heavy_until_it_is_used(suite):
     """A run that doesn't use the fixtures imports neither the emulator nor its libraries, even with
-    pytest-xdist."""
+    pytest-xdist.
+    """
     suite.makeconftest(LIGHT)
     result = run(suite, "def test_nothing(): pass", "-n", "1")
     result.assert_outcomes(passed=1)
@@ -69,7 +70,7 @@ ORDERS = "/event/Order_Event__e"
 
 @pytest.mark.parametrize("number", range(2))
 def test_fresh(salesforce_org, number):
-    count = salesforce_org.bus.tally.of_topic(ORDERS)
+    count = salesforce_org.bus.counters.of_topic(ORDERS)
     assert count.published == 0
     salesforce_org.publish(ORDERS, [{"Order_Number__c": "1"}])
     assert count.published == 1
@@ -179,7 +180,8 @@ def test_shared(salesforce_emulator, number, worker_id):
 
 def test_all_workers_share_one_emulator(suite, tmp_path, monkeypatch):
     """All workers of a run share one emulator process, which ends with the run and leaves no files
-    behind."""
+    behind.
+    """
     seen = tmp_path / "seen"
     seen.mkdir()
     monkeypatch.setenv("SEEN", str(seen))
@@ -250,5 +252,6 @@ def test_one_emulator_until_it_is_stopped():
 
 def test_a_fresh_org_is_a_restored_one(suite):
     """Tests with the same options get the same emulator in its first state, and a new one after a
-    test that stopped it."""
+    test that stopped it.
+    """
     run(suite, RESTORED).assert_outcomes(passed=4)

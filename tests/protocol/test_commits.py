@@ -222,7 +222,8 @@ def test_time_between_streams_does_not_count_as_failing() -> None:
 
 def test_last_confirmed_position_is_committed_again() -> None:
     """With nothing new to commit, the last position is repeated after 1,200 s, because the service
-    closes a managed stream without a commit for 1,800 s."""
+    closes a managed stream without a commit for 1,800 s.
+    """
     commits = fresh()
     assert commits.deadline(None) is None, "nothing to repeat"
     commits.answered(ok(sent(commits, 1, now=5.0)), 0.0)
@@ -299,7 +300,8 @@ def test_ticket_is_settled_once_its_position_is_confirmed() -> None:
 
 def test_rejection_fails_only_the_callers_of_that_position() -> None:
     """A rejected position raises `CommitError` for the caller that waits for it, not for one that
-    waits for a later position."""
+    waits for a later position.
+    """
     commits = fresh()
     commits.wait_for(1, 3)
     commits.wait_for(2, 4)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sfpubsub.config import Limits
-from sfpubsub.protocol.appetite import Appetite
 from sfpubsub.protocol.events import Response
 from sfpubsub.protocol.intake import Intake
 from sfpubsub.protocol.ledger import Ledger
+from sfpubsub.protocol.receive_limits import ReceiveLimits
 from sfpubsub.types import RawEvent, ReplayId
 
 
@@ -20,7 +20,7 @@ def test_caught_up_only_while_a_keepalive_is_the_last_message():
 
     A new stream means that it has not caught up yet.
     """
-    intake = Intake(Appetite(Limits()), Ledger(), None)
+    intake = Intake(ReceiveLimits(Limits()), Ledger(), None)
     keepalive = Response(latest_replay_id=ReplayId(b"k"), pending=5)
     assert not intake.caught_up
     intake.take_in(keepalive)
@@ -38,7 +38,7 @@ def test_confirmed_events_are_counted_once():
     Keepalives don't count, and without a ledger the count stays 0.
     """
     ledger = Ledger()
-    intake = Intake(Appetite(Limits()), ledger, None)
+    intake = Intake(ReceiveLimits(Limits()), ledger, None)
     intake.take_in(Response(events=(event(1), event(2)), pending=5))
     intake.take_in(Response(latest_replay_id=ReplayId(b"k"), pending=5))
     intake.take_in(Response(events=(event(3),), pending=5))
@@ -50,4 +50,4 @@ def test_confirmed_events_are_counted_once():
     ledger.confirm(4)
     ledger.confirm(4)
     assert intake.confirmed == 3
-    assert Intake(Appetite(Limits()), None, None).confirmed == 0
+    assert Intake(ReceiveLimits(Limits()), None, None).confirmed == 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from sfpubsub.config import Limits
-from sfpubsub.protocol.appetite import Appetite
 from sfpubsub.protocol.commands import Deliver, Wake
 from sfpubsub.protocol.events import Response
 from sfpubsub.protocol.intake import Intake
 from sfpubsub.protocol.ledger import Ledger
+from sfpubsub.protocol.receive_limits import ReceiveLimits
 from sfpubsub.protocol.resume import Resume
 from sfpubsub.types import StartPosition
 from tests.protocol.scripted import NAME, event, events, keepalive, rid
@@ -18,7 +18,7 @@ class Managed:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.ledger = Ledger()
-        self.intake = Intake(Appetite(limits or Limits()), self.ledger, None)
+        self.intake = Intake(ReceiveLimits(limits or Limits()), self.ledger, None)
         self.stream = 0
         self.new_stream()
 
@@ -34,7 +34,7 @@ def plain(*, tracked: bool) -> tuple[Intake, Resume, Ledger]:
     *tracked* says whether the intake uses the ledger.
     """
     resume, ledger = Resume(NAME, StartPosition.latest(), None), Ledger()
-    return Intake(Appetite(Limits()), ledger if tracked else None, resume), resume, ledger
+    return Intake(ReceiveLimits(Limits()), ledger if tracked else None, resume), resume, ledger
 
 
 def test_events_are_numbered_in_order_of_arrival() -> None:

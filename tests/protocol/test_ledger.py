@@ -52,7 +52,8 @@ def test_repeated_and_unknown_acks_are_ignored() -> None:
 
 def test_keepalive_is_committed_only_after_earlier_events() -> None:
     """A keepalive's position needs no ack, but may be committed only once all earlier events are
-    acked."""
+    acked.
+    """
     ledger = filled(1)
     ledger.add_keepalive(rid(5))
     assert ledger.candidate is None
@@ -87,7 +88,8 @@ def test_consecutive_keepalives_are_merged() -> None:
 
 def test_merged_keepalive_can_still_be_confirmed() -> None:
     """Confirming a keepalive that has since been merged into a newer one removes the events before
-    it, and keeps the newer one."""
+    it, and keeps the newer one.
+    """
     ledger = filled(1)
     ledger.ack(1, 1)
     ledger.add_keepalive(rid(10))
@@ -132,7 +134,8 @@ def test_position_must_be_sent_on_the_current_stream() -> None:
 
 def test_event_acked_after_its_stream_waits_for_redelivery() -> None:
     """An event acked after its stream has ended may be committed only once the new stream has sent
-    it again."""
+    it again.
+    """
     ledger = filled(1)
     ledger.new_stream()
     ledger.ack(1, 1)
@@ -155,7 +158,8 @@ def test_redelivery_does_not_replace_an_ack() -> None:
 
 def test_redelivery_after_an_unacked_event_is_not_committed() -> None:
     """If the service moves back and sends unacked event 1 before acked event 5, position 5 is not
-    committed, since that would skip event 1."""
+    committed, since that would skip event 1.
+    """
     ledger = filled(5)
     ledger.ack(5, 5)
     ledger.new_stream()
@@ -169,7 +173,8 @@ def test_redelivery_after_an_unacked_event_is_not_committed() -> None:
 
 def test_redelivery_needs_equal_id_and_position() -> None:
     """An event is a redelivery only if both id and position are equal: ids may be empty, and
-    positions may be reused after a reset."""
+    positions may be reused after a reset.
+    """
     ledger = Ledger()
     ledger.new_stream()
     ledger.add((event(1, event_id=""),), 1)
@@ -213,7 +218,8 @@ def test_stream_may_begin_with_any_new_event_after_the_last() -> None:
 
 def test_reused_position_is_a_separate_entry() -> None:
     """Two events at the same position, which is possible after a reset, are recognised, acked and
-    removed separately."""
+    removed separately.
+    """
     ledger = filled(1, 2)
     twin = event(1)._replace(id="another")
     assert ledger.add((twin,), 3) == (twin,)

@@ -104,7 +104,8 @@ def test_gap_if_a_stream_begins_elsewhere() -> None:
 
 def test_response_without_position_does_not_begin_a_stream() -> None:
     """An empty response without a position is not checked for a gap; the first response that has a
-    position is."""
+    position is.
+    """
     managed = confirmed()
     managed.reopen()
 
@@ -206,7 +207,8 @@ def test_no_gap_if_the_stream_restarts_at_the_first_event(acked: tuple[int, ...]
 
 def test_no_gap_if_the_stream_begins_with_any_known_event() -> None:
     """A stream that begins with the second event reports no gap: the first may have expired, and
-    all later events follow."""
+    all later events follow.
+    """
     managed = Managed()
     managed.take(events(1, 2))
     managed.reopen()
@@ -217,7 +219,8 @@ def test_no_gap_if_the_stream_begins_with_any_known_event() -> None:
 @pytest.mark.parametrize("first", [events(9), keepalive(9)])
 def test_gap_if_received_events_are_not_redelivered(first: Response) -> None:
     """A stream that begins after the uncommitted events reports a gap, since it may have begun at
-    LATEST."""
+    LATEST.
+    """
     managed = Managed()
     managed.take(events(1, 2))
     managed.reopen()
@@ -280,7 +283,8 @@ def test_commit_of_all_events_is_confirmed_if_streams_restart_at_the_first_event
 
 def test_each_uncertain_start_reports_a_gap() -> None:
     """Each new stream before the first confirmed commit reports its own gap, since each may have
-    lost events."""
+    lost events.
+    """
     managed = Managed()
     managed.take(events(1))
     managed.reopen()
@@ -294,7 +298,8 @@ def test_each_uncertain_start_reports_a_gap() -> None:
 
 def test_no_gap_if_the_earlier_stream_never_began() -> None:
     """No gap is reported if the earlier stream never began, e.g. because another client was using
-    the managed subscription."""
+    the managed subscription.
+    """
     managed = Managed()
     managed.stream += 1
     managed.new_stream()
@@ -322,7 +327,8 @@ def test_position_that_expired_during_an_outage_is_reported_once(
     before: float, after: float, gaps: int
 ) -> None:
     """If more time than events are retained, less a margin, passed between the last commit of a
-    stream and the first of the next, by the service's clock, a gap says so."""
+    stream and the first of the next, by the service's clock, a gap says so.
+    """
     script = Script()
     script.start()
     script.respond(keepalive(1))
@@ -338,7 +344,8 @@ def test_position_that_expired_during_an_outage_is_reported_once(
 
 def test_expired_position_is_not_reported_twice() -> None:
     """If the service shows by the events of a stream that it moved the position, the same loss is
-    not reported again because of the time."""
+    not reported again because of the time.
+    """
     script = Script()
     script.start()
     script.respond(keepalive(1))

@@ -23,7 +23,8 @@ def warnings(outage: Outage, until: float) -> list[float]:
 
 def test_break_that_is_over_at_the_first_attempt_is_no_warning() -> None:
     """A stream that is reopened at the first attempt is reported once, at its end, with the length
-    and the reason."""
+    and the reason.
+    """
     outage = Outage(NAME)
     assert outage.failed("connection reset", 100.0) == []
     assert outage.since == 100.0
@@ -55,7 +56,8 @@ def test_failed_attempt_is_a_warning() -> None:
 
 def test_ten_seconds_without_an_attempt_are_a_warning() -> None:
     """If nothing could even be tried for 10 s, for instance because signing in takes so long, it is
-    a warning."""
+    a warning.
+    """
     outage = Outage(NAME)
     outage.failed("session expired", 100.0)
     assert outage.remind(109.9) == []

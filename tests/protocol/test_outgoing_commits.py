@@ -62,7 +62,8 @@ def test_batch_is_acked_and_committed_with_the_next_read() -> None:
 
 def test_credit_and_commit_share_a_request() -> None:
     """A confirmation that makes room sends one request, which contains both the credit and the next
-    commit."""
+    commit.
+    """
     script = streaming(limits=Limits(max_unacked=10))
     script.read(events(*range(2, 12), pending=0))
     (first,) = commits(script._did(script.protocol.acked(1, 9, script.now)))

@@ -28,7 +28,8 @@ EARLIEST = StartPosition.earliest()
 
 def test_first_request_asks_for_ten_events() -> None:
     """The first request asks for ten events, whose size is still unknown, and contains no commit,
-    which the service would reject."""
+    which the service would reject.
+    """
     script = Script()
 
     assert script.start() == [OpenStream(1, 10, None)]
@@ -37,7 +38,8 @@ def test_first_request_asks_for_ten_events() -> None:
 
 def test_small_events_raise_the_credit_to_100() -> None:
     """Once the first response has shown that events are small, credit is raised to 100, and the
-    next stream begins with 100."""
+    next stream begins with 100.
+    """
     script = streaming(EARLIEST)
     assert credit(script.respond(events(2, pending=9))) == 91
     assert script.protocol.health().outstanding == 100
@@ -47,7 +49,8 @@ def test_small_events_raise_the_credit_to_100() -> None:
 
 def test_stream_that_fails_before_its_first_response_is_followed_by_a_small_request() -> None:
     """If a stream fails before its first response, the next one begins with ten events, because the
-    response may have been too large to be received."""
+    response may have been too large to be received.
+    """
     script = streaming(EARLIEST)
     script.respond(events(2, pending=9))
     assert script.reopen().num_requested == 100
@@ -57,7 +60,8 @@ def test_stream_that_fails_before_its_first_response_is_followed_by_a_small_requ
 
 def test_credit_for_large_events_fits_into_memory() -> None:
     """Waiting events and requested ones together stay within `max_bytes`; reading makes room for
-    more."""
+    more.
+    """
     script = streaming(EARLIEST, limits=Limits(max_bytes=1000))
     script.respond(events(2, size=50, pending=0))
     assert script.protocol.health().outstanding == 19
@@ -90,7 +94,8 @@ def test_credit_is_withheld_while_the_queue_is_full() -> None:
 
 def test_one_event_is_requested_to_keep_a_full_stream_open() -> None:
     """While the queue is full, one event is requested after 50 s, because the service closes a
-    stream with no pending request for 60 s."""
+    stream with no pending request for 60 s.
+    """
     script = streaming(EARLIEST, limits=Limits(max_pending_count=100))
     script.respond(events(*range(2, 102), pending=0))
 
@@ -157,7 +162,8 @@ def test_stream_without_credit_is_not_considered_silent() -> None:
 
 def test_stream_pauses_at_twice_the_byte_limit() -> None:
     """If waiting events reach twice `max_bytes`, the stream is closed until reading has made room,
-    and then resumes after the last position."""
+    and then resumes after the last position.
+    """
     script = streaming(EARLIEST, limits=Limits(max_bytes=10))
     script.read(events(2))
     assert script.protocol.health().outstanding == 9
@@ -175,7 +181,8 @@ def test_stream_pauses_at_twice_the_byte_limit() -> None:
 
 def test_stream_without_pending_credit_is_not_paused() -> None:
     """A stream whose credit is used up stays open even over the byte limit, since it can send
-    nothing more."""
+    nothing more.
+    """
     script = streaming(EARLIEST, limits=Limits(max_bytes=10))
     script.respond(events(2, size=30, pending=0))
 
@@ -185,7 +192,8 @@ def test_stream_without_pending_credit_is_not_paused() -> None:
 
 def test_acked_events_are_committed_before_a_pause() -> None:
     """Before a stream is closed for lack of memory, acked events are committed; a redelivery would
-    count against the org's allocation."""
+    count against the org's allocation.
+    """
     script = streaming(limits=Limits(max_bytes=10))
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -202,7 +210,8 @@ def test_acked_events_are_committed_before_a_pause() -> None:
 
 def test_commit_before_a_pause_skips_the_commit_pause() -> None:
     """The commit before a stream is closed for lack of memory is sent at once, without waiting for
-    `commit_pause`."""
+    `commit_pause`.
+    """
     script = streaming(limits=Limits(max_bytes=10), timings=Timings(commit_pause=60.0))
     script.read(events(2))
     assert script.ack(2) == []
@@ -229,7 +238,8 @@ def test_paused_subscription_reopens_despite_missing_acks() -> None:
 @pytest.mark.parametrize("limits", [Limits(max_unacked=3), Limits(max_unacked=3, max_bytes=2)])
 def test_missing_acks_end_the_subscription_with_an_error(limits: Limits) -> None:
     """If more events than `max_unacked` stay unacked for about 300 s, the subscription ends with
-    `StreamStalledError`."""
+    `StreamStalledError`.
+    """
     script = streaming(limits=limits)
     script.read(events(2, 3, 4, 5))
     for now in range(5):
@@ -245,7 +255,8 @@ def test_missing_acks_end_the_subscription_with_an_error(limits: Limits) -> None
 
 def test_credit_is_limited_by_max_unacked() -> None:
     """No more than `max_unacked` events are requested. If no commit is needed, each ack makes room
-    for another."""
+    for another.
+    """
     script = streaming(EARLIEST, limits=Limits(max_unacked=4))
     assert script.protocol.health().outstanding == 4
     script.read(events(2, 3, 4, 5, pending=0))
@@ -257,7 +268,8 @@ def test_credit_is_limited_by_max_unacked() -> None:
 
 def test_unconfirmed_commits_limit_the_credit() -> None:
     """Acked events whose commit is not confirmed count towards `max_unacked`, because their
-    positions are kept; the confirmation makes room again."""
+    positions are kept; the confirmation makes room again.
+    """
     script = streaming(limits=Limits(max_unacked=4))
     script.read(events(2, 3, 4, 5, pending=0))
     (request,) = commits(script.ack(2))
@@ -269,7 +281,8 @@ def test_unconfirmed_commits_limit_the_credit() -> None:
 
 def test_commits_that_fail_end_the_subscription_and_missing_acks_do_not() -> None:
     """While all events are acked and commits fail, no more than `max_unacked` events are kept, and
-    the commit budget ends the subscription, never the time limit for acks."""
+    the commit budget ends the subscription, never the time limit for acks.
+    """
     script = streaming(limits=Limits(max_unacked=4))
     number = 1
     while script.finish is None:
@@ -289,7 +302,8 @@ def test_commits_that_fail_end_the_subscription_and_missing_acks_do_not() -> Non
 
 def test_one_missing_ack_stops_the_credit_and_is_reported() -> None:
     """If one event is never acked, events behind it that are acked count towards `max_unacked`,
-    because their positions are kept; after 300 s an error reports the missing ack."""
+    because their positions are kept; after 300 s an error reports the missing ack.
+    """
     script = streaming(limits=Limits(max_unacked=4))
     script.read(events(2, 3, 4, 5, pending=0))
     assert credit(script.ack(3, 4, 5)) == 0
@@ -321,7 +335,8 @@ def test_slow_handler_within_the_limit_does_not_stall() -> None:
 
 def test_ack_restarts_the_time_until_a_stall() -> None:
     """A worker that acks one event within 300 s gets another 300 s before the subscription counts
-    as stalled."""
+    as stalled.
+    """
     script = streaming(limits=Limits(max_unacked=2))
     script.read(events(2, 3, 4, 5))
     script.wait(290.0)

@@ -74,7 +74,8 @@ def test_permanent_failure_is_fatal(kind: FailureKind) -> None:
 
 def test_access_denied_after_a_response_is_temporary() -> None:
     """If access is denied after the service has already responded, e.g. by a new proxy, it is
-    retried until the connection timeout."""
+    retried until the connection timeout.
+    """
     judge = retries(connection_timeout=30.0)
     judge.responded()
     away = failure(FailureKind.TURNED_AWAY, PermissionDeniedError("forbidden"))
@@ -148,7 +149,8 @@ def test_expired_session_is_renewed_at_once() -> None:
 
 def test_strange_answer_to_a_renewal_is_temporary_after_a_response() -> None:
     """A renewal that fails without a word of the login host is retried for `session_budget`, if the
-    service has ever let the stream in; otherwise, the subscription ends with the failure."""
+    service has ever let the stream in; otherwise, the subscription ends with the failure.
+    """
     error = AuthenticationError("a page in HTML")
     strange, expired = failure(FailureKind.TURNED_AWAY, error), failure(FailureKind.REAUTHENTICATE)
     assert retries().unrenewed(strange, 0.0, 0.5).error is error
@@ -191,13 +193,15 @@ def test_refused_renewal_is_fatal() -> None:
 )
 def test_which_errors_are_final(error: SfPubSubError, final: bool) -> None:
     """An error is final only if the service or the login host named its cause by a code, or if the
-    cause is on this side."""
+    cause is on this side.
+    """
     assert is_final(error) is final
 
 
 def test_failing_sign_in_does_not_count_as_rejected_session() -> None:
     """If the login server is down for an hour, the time limit for rejected sessions is not used
-    up."""
+    up.
+    """
     judge = retries()
     for minute in range(60):
         verdict = judge.judge(failure(FailureKind.REAUTHENTICATE), 60.0 * minute, 0.5)
@@ -237,7 +241,8 @@ def test_connection_timeout_starts_at_the_first_failure() -> None:
 
 def test_held_slot_does_not_count_as_connection_failure() -> None:
     """A rejection because another client holds the managed subscription's slot stops the connection
-    timeout, since it shows that the service can be reached."""
+    timeout, since it shows that the service can be reached.
+    """
     judge = retries(connection_timeout=30.0)
     judge.broken(BROKEN, 100.0, 0.5)
     judge.judge(failure(FailureKind.SLOT_HELD), 110.0, 0.5)
@@ -265,7 +270,8 @@ def test_held_slot_is_retried_until_its_timeout() -> None:
 
 def test_outage_does_not_count_towards_the_slot_timeout() -> None:
     """The time without a connection is not counted as waiting for the managed subscription's
-    slot."""
+    slot.
+    """
     judge, held = retries(), failure(FailureKind.SLOT_HELD)
     judge.judge(held, 0.0, 0.5)
     judge.broken(BROKEN, 10.0, 0.5)

@@ -1,5 +1,6 @@
 """Tests of the state table: each pair of state and signal in it can occur, and others are
-rejected."""
+rejected.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ PAIRS = [
 @pytest.mark.parametrize(("state", "signal"), PAIRS)
 def test_every_pair_is_in_the_table_or_raises(state: State, signal: Signal) -> None:
     """A signal that is illegal in a state raises an error that names both, and the state does not
-    change."""
+    change.
+    """
     protocol = SubscriptionProtocol(NAME)
     protocol.state = state
     if signal in TRANSITIONS[state]:

@@ -60,7 +60,8 @@ def test_silent_service_is_retried_at_a_moderate_rate(start: StartPosition | Non
 
 def test_zero_timings_do_not_loop_forever() -> None:
     """With the times of all alarms set to 0, the first timer call after `drain` cancels the stream
-    and ends the subscription."""
+    and ends the subscription.
+    """
     times = Timings(
         keepalive=0.0,
         keepalive_margin=0.0,

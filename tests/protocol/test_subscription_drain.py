@@ -53,7 +53,8 @@ def test_drain_without_acks_half_closes_at_once() -> None:
 
 def test_events_received_while_draining_are_not_committed() -> None:
     """Events that arrive during draining are neither delivered nor committed, and no further ones
-    are requested."""
+    are requested.
+    """
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -83,7 +84,8 @@ def test_acks_while_draining_are_committed() -> None:
 
 def test_drain_retries_a_rejected_commit_once() -> None:
     """Draining sends a rejected position again; if it is rejected again, the subscription ends with
-    `CommitError`, which reports the number of acked events and the reason."""
+    `CommitError`, which reports the number of acked events and the reason.
+    """
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -219,7 +221,8 @@ def test_drain_waits_for_a_session_to_commit() -> None:
 
 def test_drain_ends_if_no_session_is_available() -> None:
     """Draining ends with `CommitError` if signing in fails temporarily or takes over 10 s, and with
-    the sign-in's own error if it fails permanently."""
+    the sign-in's own error if it fails permanently.
+    """
     down = broken(failure(FailureKind.REAUTHENTICATE))
     down.drain()
     down._did(down.protocol.renewal_failed(failure(), down.now, 0.5))
@@ -244,7 +247,8 @@ def test_drain_ends_if_no_session_is_available() -> None:
 
 def test_drain_opens_a_stream_only_once() -> None:
     """If the stream opened for the last commit fails, or receives nothing for 10 s, the
-    subscription ends with `CommitError`."""
+    subscription ends with `CommitError`.
+    """
     script = broken()
     script.drain()
     script.end(failure())
@@ -291,7 +295,8 @@ def test_drain_waits_for_the_rest_of_a_redelivery() -> None:
 @pytest.mark.parametrize("first", [events(9), keepalive(9)], ids=["another-event", "keepalive"])
 def test_drain_ends_if_acked_events_are_not_redelivered(first: Response) -> None:
     """If the stream begins with another event or a keepalive, acked events will not be redelivered,
-    so draining ends at once with `CommitError`."""
+    so draining ends at once with `CommitError`.
+    """
     script = broken()
     script.drain()
     assert script.respond(first)[-1] == HalfClose(2)
@@ -315,7 +320,8 @@ def test_drain_does_not_commit_past_an_undelivered_event() -> None:
 
 def test_drain_requests_more_than_100_events_in_parts() -> None:
     """If more than 100 acked events must be redelivered for the last commit, they are requested in
-    several parts."""
+    several parts.
+    """
     script = streaming()
     numbers = list(range(2, 162))
     script.read(events(*numbers))

@@ -34,7 +34,8 @@ def resume(script: Script) -> list:
 
 def test_paused_subscription_requests_no_events() -> None:
     """After a pause, only the single event that keeps the stream open is requested; events
-    requested earlier still arrive."""
+    requested earlier still arrive.
+    """
     script = streaming(EARLIEST)
     assert pause(script) == []
     assert script.protocol.health().state == "streaming"
@@ -93,7 +94,8 @@ def test_paused_stream_is_reopened_with_one_credit() -> None:
 
 def test_redeliveries_during_a_pause_are_requested_at_once() -> None:
     """After a reconnect, the redelivery of acked events is requested at once, although the
-    application has paused: only then can they be committed. No other event is requested."""
+    application has paused: only then can they be committed. No other event is requested.
+    """
     script = streaming()
     script.read(events(*range(2, 42)))
     script.ack(*range(2, 22))
@@ -116,7 +118,8 @@ def test_redeliveries_during_a_pause_are_requested_at_once() -> None:
 
 def test_redeliveries_are_requested_while_max_unacked_is_reached() -> None:
     """Acked events are redelivered and committed at full pace although their number leaves no room
-    for others."""
+    for others.
+    """
     script = streaming(limits=Limits(max_unacked=40))
     script.read(events(*range(2, 42), pending=0))
     script.ack(*range(2, 42))

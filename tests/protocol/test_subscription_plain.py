@@ -83,7 +83,8 @@ def test_drop_before_a_position_at_latest_is_reported_once() -> None:
 )
 def test_start_at_latest_that_never_opened_lost_nothing(why: Failure) -> None:
     """A start from LATEST that the service never accepted has not begun, so it reports no gap; a
-    drop after it was opened does."""
+    drop after it was opened does.
+    """
     script = Script(LATEST)
     script.start()
     for _ in range(3):
@@ -101,7 +102,8 @@ def test_start_at_latest_that_never_opened_lost_nothing(why: Failure) -> None:
 
 def test_rejected_position_ends_the_subscription_by_default() -> None:
     """A rejected position reports a gap and ends the subscription with an error that contains the
-    gap and says what to do, since resuming elsewhere would skip events."""
+    gap and says what to do, since resuming elsewhere would skip events.
+    """
     script = Script(StartPosition.after(rid(7)))
     script.start()
     script.end(REFUSED)
@@ -119,7 +121,8 @@ def test_rejected_position_ends_the_subscription_by_default() -> None:
 
 def test_rejected_position_continues_at_the_fallback() -> None:
     """With a fallback, a rejected position reports a gap, and after a delay the next stream begins
-    at the fallback."""
+    at the fallback.
+    """
     script = Script(StartPosition.after(rid(7)), fallback=EARLIEST)
     script.start()
     assert [gap.gap.reason for gap in of(ReportGap, script.end(REFUSED))] == ["rejected"]
@@ -208,7 +211,8 @@ def test_untracked_subscription_ignores_acks() -> None:
 
 def test_drain_half_closes_and_leaves_the_position_storable() -> None:
     """Draining a plain subscription half-closes at once, and the acked position can still be stored
-    afterwards."""
+    afterwards.
+    """
     script = streaming(EARLIEST)
     script.read(events(2))
     script.ack(2)

@@ -53,7 +53,8 @@ def acked(*numbers: int) -> Script:
 @pytest.mark.parametrize("why", [failure(), None], ids=["broken", "ended-with-ok"])
 def test_ended_stream_is_reopened_after_a_delay(why: object) -> None:
     """A stream that ends, even with OK, is reopened after a random delay, which grows until a
-    response arrives."""
+    response arrives.
+    """
     script = streaming()
     assert script.end(why) == []
     assert script.protocol.state is State.WAITING
@@ -70,7 +71,8 @@ def test_ended_stream_is_reopened_after_a_delay(why: object) -> None:
 
 def test_redelivered_events_are_committed_but_not_delivered() -> None:
     """Acked events are committed once the new stream has redelivered them, and are not delivered
-    again."""
+    again.
+    """
     script = acked(2, 3)
     script.reopen()
     assert commits(script.wait(5.0)) == [], "not sent on this stream yet"
@@ -94,7 +96,8 @@ def test_partly_redelivered_acks_are_committed_in_part() -> None:
 
 def test_unacked_redelivery_blocks_the_commit() -> None:
     """An event acked out of order before a reconnect is committed only after the earlier event is
-    acked."""
+    acked.
+    """
     script = streaming()
     script.read(events(2, 3))
     script.ack(3)
@@ -172,7 +175,8 @@ def test_stream_that_begins_elsewhere_reports_a_gap() -> None:
 
 def test_old_position_is_not_committed_after_a_gap() -> None:
     """If the service moved the subscription back, the old commit is not repeated, because it would
-    skip the redelivered events."""
+    skip the redelivered events.
+    """
     script = streaming()
     script.read(events(5))
     script.reopen()
@@ -209,7 +213,8 @@ def test_messages_of_an_ended_stream_are_ignored_while_waiting() -> None:
 
 def test_expired_session_is_renewed_and_the_stream_reopened() -> None:
     """An expired session is renewed at once, and the stream is then reopened after the last
-    position."""
+    position.
+    """
     script = streaming(EARLIEST)
     assert script.end(failure(FailureKind.REAUTHENTICATE)) == [RenewSession()]
     assert script.protocol.state is State.RENEWING
@@ -245,7 +250,8 @@ def test_subscription_ends_after_ten_minutes_of_rejected_sessions() -> None:
 
 def test_failing_sign_in_is_retried_like_a_connection() -> None:
     """A sign-in that fails temporarily is retried with the usual delay, and does not end the
-    subscription."""
+    subscription.
+    """
     script = streaming()
     for _ in range(10):
         script.end(failure(FailureKind.REAUTHENTICATE))
@@ -258,7 +264,8 @@ def test_failing_sign_in_is_retried_like_a_connection() -> None:
 
 def test_rejected_sign_in_ends_the_subscription() -> None:
     """A sign-in that fails for good, e.g. with wrong credentials, ends the subscription with its
-    error."""
+    error.
+    """
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
     refused = failure(FailureKind.STOP)
@@ -279,7 +286,8 @@ def test_sign_in_result_after_the_end_is_ignored() -> None:
 
 def test_outage_is_reported_while_it_lasts_and_when_it_is_over() -> None:
     """A break that is over at the first attempt is reported with its length; failed attempts are a
-    warning, which is repeated whether a delay or an attempt is in progress."""
+    warning, which is repeated whether a delay or an attempt is in progress.
+    """
     script = streaming()
     script.end(failure())
     assert script.protocol.down_since == script.now
@@ -312,7 +320,8 @@ def test_outage_is_reported_while_it_lasts_and_when_it_is_over() -> None:
 
 def test_outage_of_an_idle_stream_is_over_when_the_stream_counts_as_healthy() -> None:
     """If nothing is published, the end of an outage is reported once the stream has been open for
-    70 s, with the time until it was opened."""
+    70 s, with the time until it was opened.
+    """
     script = streaming()
     script.end(failure())
     script.wait(0.5)
@@ -334,7 +343,8 @@ def test_subscription_that_ends_during_an_outage_reports_nothing_more() -> None:
 
 def test_first_attempt_that_takes_long_to_fail_is_a_warning() -> None:
     """If the first connection attempt fails after 20 s, the outage began with the attempt, and the
-    warning comes at once."""
+    warning comes at once.
+    """
     script = Script()
     script.start()
     script.wait(20.0)
@@ -347,7 +357,8 @@ def test_first_attempt_that_takes_long_to_fail_is_a_warning() -> None:
 
 def test_reopened_quiet_stream_does_not_time_out() -> None:
     """A reopened stream without a response does not use up the connection timeout, since an idle
-    topic may send only keepalives."""
+    topic may send only keepalives.
+    """
     script = streaming(connection_timeout=60.0)
     script.end(failure())
     script.wait(200.0)
@@ -391,7 +402,8 @@ def test_subscription_ends_at_the_connection_timeout() -> None:
 
 def test_held_slot_is_retried_beyond_the_connection_timeout() -> None:
     """While another client holds the managed subscription's only slot, the stream is retried
-    without using up the connection timeout."""
+    without using up the connection timeout.
+    """
     script = streaming(connection_timeout=10.0)
     for _ in range(20):
         script.end(failure(FailureKind.SLOT_HELD))
@@ -443,7 +455,8 @@ def test_commit_response_on_the_next_stream_is_ignored() -> None:
 
 def test_idle_stream_with_pings_ends_an_outage() -> None:
     """A stream that stays open for 70 s, with answered pings, ends the outage, so a later failure
-    starts a new timeout of 60 s."""
+    starts a new timeout of 60 s.
+    """
     script = streaming(connection_timeout=60.0)
     script.end(failure())
     opened = of(OpenStream, script.wait(0.5))
@@ -472,7 +485,8 @@ def test_stream_that_fails_its_first_ping_does_not_end_the_outage() -> None:
 
 def test_outage_without_pings_ends_only_with_a_response() -> None:
     """Without pings an open stream may be a dead connection, so only a response restarts the
-    connection timeout."""
+    connection timeout.
+    """
     script = streaming(connection_timeout=60.0, timings=Timings(ping_interval=0.0))
     script.end(failure())
     script.wait(100.0)
@@ -503,7 +517,8 @@ def test_slot_reason_is_cleared_once_the_slot_is_obtained() -> None:
 @pytest.mark.parametrize("start", [None, EARLIEST], ids=["managed", "plain"])
 def test_unread_events_after_a_fatal_failure(start: StartPosition | None) -> None:
     """A fatal failure drops a managed subscription's unread events, which will be redelivered; a
-    plain subscription keeps them."""
+    plain subscription keeps them.
+    """
     script = streaming(start)
     script.respond(events(2, 3))
     script.end(failure(FailureKind.STOP))

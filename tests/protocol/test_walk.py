@@ -513,7 +513,8 @@ def walk(kind: str, moves: bool, *, steps: int) -> Walk:
 @pytest.mark.parametrize(("kind", "moves"), WALKS)
 def test_random_walk_breaks_no_rule(kind: str, moves: bool) -> None:
     """In 2,000 random steps no event is skipped or delivered twice, and no position skips an
-    unacked event."""
+    unacked event.
+    """
     walked = walk(kind, moves, steps=2000)
 
     assert walked.counts["OpenStream"] > 10

@@ -28,7 +28,8 @@ def test_open_without_room_requests_one_event() -> None:
 
 def test_credit_is_returned_once_fifty_events_are_received() -> None:
     """Events are requested again only after 50 were received, so that a busy stream needs few
-    requests."""
+    requests.
+    """
     window = opened()
     window.received(49, 51)
     assert window.grant(100, 100) == 0
@@ -40,7 +41,8 @@ def test_credit_is_returned_once_fifty_events_are_received() -> None:
 
 def test_credit_is_returned_at_once_if_none_is_outstanding() -> None:
     """If nothing is outstanding, events are requested at once, even if fewer than 50 were
-    received."""
+    received.
+    """
     window = opened(0)
     window.received(1, 0)
 
@@ -61,7 +63,8 @@ def test_no_credit_without_room_except_the_reserve() -> None:
 
 def test_excess_events_leave_no_negative_credit() -> None:
     """If the service sends more events than requested, the next request is still for at most
-    100."""
+    100.
+    """
     window = opened(0)
     window.received(5, 0)
 
@@ -78,7 +81,8 @@ def test_commit_answer_without_pending_count_is_not_starving() -> None:
 
 def test_lost_credit_is_detected_by_the_reserve() -> None:
     """If credit was lost, the response to the reserve (a request for one event that keeps the
-    stream open) corrects the number of outstanding events."""
+    stream open) corrects the number of outstanding events.
+    """
     window = opened()
     window.received(40, 0)
     assert window.grant(100, 100) == 0
@@ -158,7 +162,8 @@ def test_slow_reader_does_not_cause_a_request_per_event() -> None:
 
 def test_shrinking_room_delays_further_requests() -> None:
     """If the room shrinks below the number of outstanding events, nothing is requested until enough
-    of them have arrived."""
+    of them have arrived.
+    """
     window = opened(100)
     assert window.grant(20, 20) == 0
     window.received(80, 20)

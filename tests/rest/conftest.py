@@ -39,7 +39,6 @@ def told() -> Iterator[Callable[[Callable[[Request], Reply]], tuple[Host, OrgRea
 
     The function returns the host, and an `OrgReader` for it that uses short delays.
     """
-
     with contextlib.ExitStack() as stack:
 
         def make(answer: Callable[[Request], Reply], **arguments: Any) -> tuple[Host, OrgReader]:

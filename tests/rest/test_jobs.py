@@ -1,5 +1,6 @@
 """Tests of query jobs: creation, waiting, download of result pages despite failures, and
-deletion."""
+deletion.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def job(org):
 
 def test_reading_a_page_uses_constant_memory(org, file):
     """A page of 20,000 rows is stored in its file and read row by row, with at most 10 MB of
-    additional memory."""
+    additional memory.
+    """
     reader = reader_of(org)
     job = completed_job(reader)
     assert (job.object, job.state, job.records_processed) == ("Order__c", "JobComplete", ORDERS)
@@ -85,7 +87,8 @@ def test_reading_a_page_uses_constant_memory(org, file):
 
 def test_pages_continue_by_locator_in_a_new_reader(org, job, file):
     """A new reader with only the job's id and the locator continues with the next page, and every
-    row is read once."""
+    row is read once.
+    """
     noted, found = None, []
     while True:
         reader = reader_of(org)  # has no state of earlier pages
@@ -101,7 +104,8 @@ def test_pages_continue_by_locator_in_a_new_reader(org, job, file):
 @pytest.mark.parametrize("passing", [20, 100, 1_000, 1_000_000])
 def test_page_is_fetched_again_after_a_broken_connection(org, job, file, passing):
     """A page whose connection breaks twice is requested again from its locator, without missing or
-    duplicate rows."""
+    duplicate rows.
+    """
     with proxy_to(org.http_url) as proxy:
         reader = OrgReader(Sessions(org, proxy.url), timings=QUICK)
         first = reader.jobs.results(job.id, file, columns=COLUMNS, max_records=5000)
@@ -119,7 +123,8 @@ def test_page_is_fetched_again_after_a_broken_connection(org, job, file, passing
 
 def test_retries_of_a_page_are_limited(org, job, file):
     """If the connection breaks every time, a retryable error is raised after the configured number
-    of attempts."""
+    of attempts.
+    """
     with proxy_to(org.http_url) as proxy:
         reader = OrgReader(Sessions(org, proxy.url), timings=QUICK)
         proxy.cuts = [(RESULTS, 5000)] * 10
@@ -142,7 +147,8 @@ def test_session_expiring_between_pages_is_renewed(org, job, file):
 
 def test_special_characters_in_values_are_preserved(org, file):
     """Quotes, commas, line breaks and non-ASCII text are preserved; an empty field is an empty
-    string, and a result may be empty."""
+    string, and a result may be empty.
+    """
     reader, user = reader_of(org), org.accounts.holder("")
     texts = ['say "no"', "a,b", "two\nlines", "two\r\nlines", '"', '""\n"",', "żółw 🐢", " x "]
     for text in texts:
@@ -196,7 +202,8 @@ def test_missing_job_raises_read_expired_error(org, file):
 def test_invalid_jobs_and_arguments_raise(org, reader, file):
     """A malformed query is refused when its job is created. A job that fails later, here because of
     a compound field, raises an error when it is waited for. Invalid arguments raise without a
-    request."""
+    request.
+    """
     with pytest.raises(RequestRefusedError, match="MALFORMED_QUERY") as caught:
         reader.jobs.create("SELECT FROM")
     assert caught.value.status == 400
@@ -229,7 +236,8 @@ def job_response(state, **more):
 
 def test_job_is_polled_with_growing_delays(told):
     """Delays between polls double up to `poll_max`, to save API calls, and the last poll is at the
-    deadline."""
+    deadline.
+    """
     now, slept, seen = [100.0], [], []
 
     def sleep(seconds):
@@ -255,7 +263,8 @@ def test_job_is_polled_with_growing_delays(told):
 
 def page_of(body, records, locator="null", **headers):
     """Return the org's reply for a page with the given CSV text, number of rows, and locator of the
-    next page."""
+    next page.
+    """
     return Reply(
         200, body, {"Sforce-NumberOfRecords": str(records), "Sforce-Locator": locator, **headers}
     )
@@ -263,7 +272,8 @@ def page_of(body, records, locator="null", **headers):
 
 def test_later_pages_may_lack_the_header_line(told, file):
     """Later pages are read both with and without a header line, because reports about the service
-    differ."""
+    differ.
+    """
     pages = iter(
         [page_of('"Id"\n"1"\n"2"\n', 2, "Mg"), page_of('"3"\n', 1, "Mw"), page_of('"ID"\n"4"\n', 1)]
     )
@@ -291,7 +301,8 @@ def test_page_with_other_columns_is_rejected(told, file):
 @pytest.mark.parametrize("cut", ['"Id"\n"1"\n', '"Id"\n"1"\n"', '"Id"\n"1"\n"2', '"1"\n"2', ""])
 def test_truncated_page_is_fetched_again(told, file, cut):
     """A page with fewer rows than announced, or with an open quote, is requested again even if the
-    response ended normally."""
+    response ended normally.
+    """
     pages = iter([page_of(cut, 2), page_of('"Id"\n"1"\n"2"\n', 2)])
     host, reader = told(lambda request: next(pages))
     assert list(reader.jobs.results(JOB, file, columns=["Id"]).rows()) == [["1"], ["2"]]
@@ -301,7 +312,8 @@ def test_truncated_page_is_fetched_again(told, file, cut):
 @pytest.mark.parametrize("reply", [Reply(200, '"Id"\n"1"\n'), page_of("<html>", "many")])
 def test_page_without_its_headers_is_fetched_again(told, file, reply):
     """A page whose headers are incomplete, as after a broken connection, is requested again. If
-    they are missing every time, the error names a proxy as the cause."""
+    they are missing every time, the error names a proxy as the cause.
+    """
     replies = iter([reply, page_of('"Id"\n"1"\n', 1)])
     _, reader = told(lambda request: next(replies))
     assert list(reader.jobs.results(JOB, file, columns=["Id"]).rows()) == [["1"]]
@@ -325,7 +337,8 @@ def test_page_without_its_headers_is_fetched_again(told, file, reply):
 )
 def test_response_that_is_not_a_page_raises(told, file, reply, error, words):
     """A response that is not a page raises an error rather than counting as an empty page, and is
-    not requested again."""
+    not requested again.
+    """
     host, reader = told(lambda request: reply)
     with pytest.raises(error, match=words):
         reader.jobs.results(JOB, file, columns=["Id"])
@@ -361,7 +374,8 @@ def test_response_that_is_not_a_job_raises(told, body):
 
 def test_full_disk_raises_without_a_retry(org, job, tmp_path):
     """If the page's file can't be written, its `OSError` is raised and the page is not requested
-    again."""
+    again.
+    """
     reader = reader_of(org)
     with open("/dev/full", "r+b", buffering=0) as full, pytest.raises(OSError, match="No space"):
         reader.jobs.results(job.id, NoSeek(full), columns=COLUMNS)
@@ -413,7 +427,8 @@ def test_line_counter_ignores_how_data_is_split():
 @pytest.mark.slow
 def test_reading_a_million_rows_uses_constant_memory(tmp_path):
     """Neither pages nor rows accumulate: reading a million rows needs less than 30 MB of additional
-    memory."""
+    memory.
+    """
     with EmulatorServer(tmp_path / "org") as emulator:
         fill_orders(emulator, 1_000_000)
         session = Session(emulator.access_token, emulator.instance_url, emulator.tenant_id)

@@ -117,7 +117,8 @@ class Zeros(pubsub_api_pb2_grpc.PubSubServicer):
 
 def test_responses_are_limited_and_smaller_ones_are_received(monkeypatch, caplog):
     """A response that exceeds the limit, even if it is small before decompression, is not accepted;
-    the client then requests fewer events, and receives them all."""
+    the client then requests fewer events, and receives them all.
+    """
     limit = 1_000_000
     assert dict(channel.OPTIONS)["grpc.max_receive_message_length"] == 64 * 1024 * 1024
     assert channel.MAX_RESPONSE > FIRST_CREDIT * 2 * LARGEST_EVENT

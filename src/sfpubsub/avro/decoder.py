@@ -24,7 +24,7 @@ from sfpubsub.avro.decoder_lines import (
     SIZES,
     SIZES_AND_1,
     SKIPPED,
-    Odd,
+    UnexpectedPayload,
     block,
     long,
     span,
@@ -75,7 +75,7 @@ def generate(
             "    p = 0",
             *source.lines,
             "    if p != len(b):",
-            "        raise Odd",
+            "        raise UnexpectedPayload",
             "    return result",
         ]
     )
@@ -99,7 +99,7 @@ class _Source:
         self.constants: dict[str, str] = {}
         self.globals: dict[str, Any] = {
             "__builtins__": {"len": len, "range": range},
-            "Odd": Odd,
+            "UnexpectedPayload": UnexpectedPayload,
             "span": span,
             "long": long,
             "block": block,
@@ -208,7 +208,7 @@ class _Source:
         if branches[0] == "null" and len(branches) == 2 and templated:
             self.add(pad, "if x == 2:")
             self.value(branches[1], store, pad + "    ", depth + 1, at=1)
-            self.add(pad, "elif x:", "    raise Odd", "else:", "    p += 1")
+            self.add(pad, "elif x:", "    raise UnexpectedPayload", "else:", "    p += 1")
             return
         self.add(pad, "p += 1")
         for index, branch in enumerate(branches):
@@ -218,7 +218,7 @@ class _Source:
                 self.value(branch, store, pad + "    ", depth + 1)
             if len(self.lines) == before:
                 self.add(pad, "    pass")
-        self.add(pad, "else:", "    raise Odd")
+        self.add(pad, "else:", "    raise UnexpectedPayload")
 
     def items(self, schema: Mapping[str, Any], store: str | None, pad: str, depth: int) -> None:
         is_map = schema["type"] == "map"

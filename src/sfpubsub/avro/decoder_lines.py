@@ -11,7 +11,7 @@ from __future__ import annotations
 ODD = 0x81  # mask for a first byte: set if the number continues or is negative
 
 
-class Odd(Exception):  # noqa: N818 - see above
+class UnexpectedPayload(Exception):  # noqa: N818 - see above
     """Raised if the generated decoder cannot handle a payload.
 
     The payload is then checked by `sfpubsub.avro.guard` and decoded by fastavro.
@@ -45,7 +45,7 @@ _SIX = (
 
 # JSON cannot express NaN and the infinities. They are never returned, so that encoding to JSON
 # needs no check.
-_FINITE = ("if x - x:", "    raise Odd", "= x")
+_FINITE = ("if x - x:", "    raise UnexpectedPayload", "= x")
 
 
 def _scalars(at: int) -> dict[str, tuple[str, ...]]:
@@ -57,7 +57,7 @@ def _scalars(at: int) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {
         "null": (f"p += {at}", "= None") if at else ("= None",),
         "boolean": (f"= booleans[{first}]", f"p += {at + 1}"),  # 2 or more raises IndexError
-        "int": (*number, call, "    if x >> 32:", "        raise Odd", zigzag),
+        "int": (*number, call, "    if x >> 32:", "        raise UnexpectedPayload", zigzag),
         "long": (*number, *_SIX, "    else:", f"    {call}", zigzag),
         "float": (f"x = float_at(b, p + {at})[0]", *_FINITE, f"p += {at + 4}"),
         "double": (f"x = double_at(b, p + {at})[0]", *_FINITE, f"p += {at + 8}"),
@@ -89,7 +89,7 @@ def _skipped(at: int) -> dict[str, tuple[str, ...]]:
     return {
         "null": (f"p += {at}",) if at else (),
         "boolean": (f"booleans[{first}]", f"p += {at + 1}"),
-        "int": (*number, call, "    if x >> 32:", "        raise Odd"),
+        "int": (*number, call, "    if x >> 32:", "        raise UnexpectedPayload"),
         "long": (*number, *_IS_SIX, "        p += 5", "    else:", f"    {call}"),
         "float": (f"p += {at + 4}",),
         "double": (f"p += {at + 8}",),
@@ -106,7 +106,7 @@ ENUM = (
     "if x > 127:",
     "    p, x = long(b, p)",
     "if x & 1:",
-    "    raise Odd",
+    "    raise UnexpectedPayload",
     "= <symbols>[x >> 1]",
 )
 # A slice past the end is short, without an error. But p is then past the end, so the next read or
@@ -115,9 +115,11 @@ FIXED = ("= b[p : p + <size>]", "p += <size>")
 
 
 def long(b: bytes, p: int) -> tuple[int, int]:
-    # Returns the position after the number that begins at p - 1, and the number, still in zigzag
-    # encoding. Unrolled up to the six bytes of current timestamps; each result subtracts the sum of
-    # the continuation bits. Multiplies instead of shifting, because that is faster in CPython.
+    """Return the position after the number that begins at p - 1, and the number, still in zigzag
+    encoding.
+    """
+    # Unrolled up to the six bytes of current timestamps; each result subtracts the sum of the
+    # continuation bits. Multiplies instead of shifting, because that is faster in CPython.
     x0 = b[p - 1]
     x1 = b[p]
     if x1 < 128:
@@ -143,14 +145,14 @@ def long(b: bytes, p: int) -> tuple[int, int]:
         if byte < 128:
             x |= byte << shift
             if x >> 64:
-                raise Odd
+                raise UnexpectedPayload
             return p, x
         x |= (byte & 127) << shift
-    raise Odd
+    raise UnexpectedPayload
 
 
 def span(b: bytes, p: int) -> tuple[int, int]:
-    # Returns the start and end of the data whose length begins at p - 1.
+    """Return the start and end of the data whose length begins at p - 1."""
     x = b[p - 1]
     if x > 127:
         byte = b[p]
@@ -160,13 +162,14 @@ def span(b: bytes, p: int) -> tuple[int, int]:
         else:
             p, x = long(b, p)
     if x & 1:
-        raise Odd
+        raise UnexpectedPayload
     return p, p + (x >> 1)
 
 
 def block(b: bytes, p: int) -> tuple[int, int]:
-    # Returns the start of the items in a block of an array or map, and their count, which begins
-    # at p - 1.
+    """Return the start of the items in a block of an array or map, and their count, which begins
+    at p - 1.
+    """
     x = b[p - 1]
     if x > 127:
         p, x = long(b, p)
@@ -174,5 +177,5 @@ def block(b: bytes, p: int) -> tuple[int, int]:
         x = x + 1
         p, _ = long(b, p + 1) if b[p] > 127 else (p + 1, 0)
     if not 0 < x >> 1 <= len(b) - p:  # every item takes at least one byte
-        raise Odd
+        raise UnexpectedPayload
     return p, x >> 1

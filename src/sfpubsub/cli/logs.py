@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import copy
 import json
 import logging
+import os
 import re
 import sys
 import threading
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 from sfpubsub.cli import live
-from sfpubsub.cli.terminal import Stream
+from sfpubsub.cli.terminal import Stream, Terminal
 from sfpubsub.errors import SfPubSubError
 
 LogFormat = Literal["text", "json"]
@@ -29,6 +32,9 @@ _KINDS = 1000
 # may differ.
 _RPC_ID = re.compile(r"rpc id ([^\s,;)]+)")
 _DIFFERS = re.compile(r"rpc id [^\s,;)]+|\d+(?:\.\d+)?")
+
+# Longest wait at the exit, in seconds, until what others have written to stderr is passed on.
+_PASS_ON = 1.0
 
 
 def set_up(verbose: int, log_format: LogFormat) -> None:
@@ -47,7 +53,7 @@ def set_up(verbose: int, log_format: LogFormat) -> None:
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
         if not isinstance(sys.stderr, JsonStderr):
-            sys.stderr = JsonStderr(sys.stderr)
+            sys.stderr = _captured() or JsonStderr(sys.stderr)
     else:
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
@@ -149,15 +155,69 @@ class JsonStderr(Stream):
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
             for line in lines:
-                if line.strip():
-                    self._out.write(f"{line if line.startswith('{') else _wrapped(line)}\n")
+                self.write_line(line, "sfpubsub.cli")
         return len(text)
 
+    def write_line(self, line: str, logger: str) -> None:
+        """Write a complete line, under the name *logger* if it is not a JSON object already."""
+        with self._lock:
+            if line.strip():
+                self._out.write(f"{line if _is_object(line) else _wrapped(line, logger)}\n")
+                self._out.flush()
 
-def _wrapped(line: str) -> str:
+
+def _captured() -> JsonStderr | None:
+    """Return a stream to which the lines of others are passed on, too.
+
+    Spark's JVM, its Python workers and the libraries in C write to file descriptor 2, past
+    ``sys.stderr``. So this descriptor becomes a pipe, which a thread reads until the exit.
+
+    Returns:
+        The stream; None if ``sys.stderr`` is not this descriptor, as in a test.
+    """
+    try:
+        if sys.stderr.fileno() != 2:
+            return None
+    except OSError:
+        return None
+    out: TextIO = os.fdopen(os.dup(2), "w", 1, sys.stderr.encoding, sys.stderr.errors)
+    if out.isatty():
+        out = cast("TextIO", Terminal(out))
+    stderr = JsonStderr(out)
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+
+    def pass_on() -> None:
+        with open(reading, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line == "\0\n":
+                    return
+                with contextlib.suppress(OSError):  # if stderr is closed, the writers go on
+                    stderr.write_line(line.rstrip(), "stderr")
+
+    thread = threading.Thread(target=pass_on, name="sfpubsub-stderr", daemon=True)
+    thread.start()
+
+    @atexit.register
+    def finish() -> None:
+        os.dup2(out.fileno(), 2)
+        os.write(writing, b"\n\0\n")  # because children may keep the pipe open
+        thread.join(_PASS_ON)
+
+    return stderr
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return line.startswith("{") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _wrapped(line: str, logger: str) -> str:
     level = "error" if line.startswith("error: ") else "info"
     now = datetime.now(UTC).timestamp()
-    values = {"time": _iso(now), "level": level, "logger": "sfpubsub.cli", "message": line}
+    values = {"time": _iso(now), "level": level, "logger": logger, "message": line}
     found = _RPC_ID.search(line)
     if found:
         values["rpc_id"] = found[1]

@@ -131,7 +131,7 @@ def signal(
         raise click.UsageError("--where requires --reread")
     require_spark("sfpubsub mirror signal", "pandas")
     # Imported here, because these modules load pyspark and pyarrow.
-    from sfpubsub.rest.asking import check_name
+    from sfpubsub.rest.requests import check_name
     from sfpubsub.spark.formats.destination import Destination
     from sfpubsub.spark.mirror.mailbox import Mailbox
 

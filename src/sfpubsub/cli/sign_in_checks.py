@@ -12,7 +12,7 @@ from sfpubsub.auth.session import CurrentSession
 from sfpubsub.auth.soql import quoted
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.rest.reader import API_VERSION
-from sfpubsub.tooling.asking import Queries
+from sfpubsub.tooling.soql_queries import Queries
 
 # Characters of a time that are shown: up to the second, in UTC.
 _SECONDS = 19

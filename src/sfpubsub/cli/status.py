@@ -133,6 +133,7 @@ def read_all(directory: Path) -> tuple[list[Status], list[str]]:
 
 
 def recent(hours: dict[str, int], now: float) -> dict[str, int]:
+    """Return those of *hours* that are among the last `HOURS`; keys are hours since 1970."""
     first = int(now) // HOUR - HOURS
     return {hour: events for hour, events in hours.items() if int(hour) >= first}
 

@@ -18,8 +18,9 @@ _OBEYED = re.compile(
 
 
 def shown(text: str) -> str:
-    """Return *text* with escapes such as ``\\u202e`` instead of such characters; in JSON, they mean
-    the same.
+    r"""Return *text* with escapes such as ``\u202e`` instead of such characters.
+
+    In JSON, they mean the same.
     """
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

@@ -55,11 +55,11 @@ class Addresses:
         return f"{_bracketed(self.host)}:{port}"
 
     def grpc_target(self, port: int) -> str:
-        """Return the address at which clients reach the gRPC server on `port`, as HOST:PORT."""
+        """Return the address at which clients reach the gRPC server on *port*, as HOST:PORT."""
         return f"{self._shown}:{port}"
 
     def http_url(self, port: int, tls: bool) -> str:
-        """Return the URL at which clients reach the HTTP server on `port`. If `advertise` contains
+        """Return the URL at which clients reach the HTTP server on *port*. If `advertise` contains
         a port, the URL has that port instead; the scheme's own port is left out.
         """
         scheme, own = ("https", 443) if tls else ("http", 80)
@@ -72,5 +72,5 @@ def _bracketed(host: str) -> str:
 
 
 def _reachable(host: str) -> str:
-    """Return the host at which clients on this machine reach a server that listens on `host`."""
+    """Return the host at which clients on this machine reach a server that listens on *host*."""
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, _bracketed(host))  # noqa: S104 - compared

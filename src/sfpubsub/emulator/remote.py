@@ -140,7 +140,7 @@ class RemoteEmulator:
         return float(self.call("GET", "/admin/clock")["now"])
 
     def jump(self, seconds: float) -> float:
-        """Move the emulator's clock forward by `seconds`.
+        """Move the emulator's clock forward by *seconds*.
 
         Returns:
             The emulator's new time, in seconds since the epoch.

@@ -32,23 +32,23 @@ from sfpubsub.emulator.org import seed as seeds
 from sfpubsub.emulator.org.accounts import Accounts
 from sfpubsub.emulator.org.api_calls import ApiCalls
 from sfpubsub.emulator.org.bus import Bus, Draft, Published
-from sfpubsub.emulator.org.carry_out import actor
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.channels import Channels
 from sfpubsub.emulator.org.cometd.sessions import Cometd, CometdSessions
 from sfpubsub.emulator.org.delivery import Delivery
 from sfpubsub.emulator.org.directory import claim, open_store
 from sfpubsub.emulator.org.event_channels import EventChannels
+from sfpubsub.emulator.org.fault_effects import actor
 from sfpubsub.emulator.org.lag import CommitHistory
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
 from sfpubsub.emulator.org.open_streams import OpenStreams
-from sfpubsub.emulator.org.planting import plant
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.records.jobs import Jobs
 from sfpubsub.emulator.org.records.late import LateEvents
 from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.rights import Rights
 from sfpubsub.emulator.org.schemas import Schema
+from sfpubsub.emulator.org.seeding import plant
 from sfpubsub.emulator.org.sessions import ORG_ID, Sessions
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
@@ -443,7 +443,7 @@ class EmulatorServer:
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: `topic` is the name of a channel, or an event does not match the schema;
+            SchemaProblem: *topic* is the name of a channel, or an event does not match the schema;
                 nothing is published.
         """
         return self.bus.publish_values(topic, events)
@@ -500,7 +500,7 @@ class EmulatorServer:
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: `topic` is the name of a channel, or the schema is not valid for an event
+            SchemaProblem: *topic* is the name of a channel, or the schema is not valid for an event
                 or belongs to another topic.
         """
         schema = Schema(schema_json)

@@ -33,7 +33,7 @@ class Credentials(NamedTuple):
 
 
 def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
-    """Return credentials whose certificate covers `names`, localhost, 127.0.0.1 and ::1.
+    """Return credentials whose certificate covers *names*, localhost, 127.0.0.1 and ::1.
 
     Args:
         data_dir: The directory in which the certificate authority is stored. A new authority is

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from sfpubsub.protocol.appetite import Appetite
 from sfpubsub.protocol.commands import Command, Deliver, Wake
 from sfpubsub.protocol.events import Response
 from sfpubsub.protocol.ledger import Ledger
+from sfpubsub.protocol.receive_limits import ReceiveLimits
 from sfpubsub.protocol.resume import Resume
 from sfpubsub.types import RawEvent, ReplayId
 
@@ -17,13 +17,15 @@ class Intake:
     """The receiving side of one subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
-        appetite: Tracks received and waiting events.
+        receive_limits: Tracks received and waiting events.
         ledger: Records positions; None if acks are not tracked.
         resume: Position of a plain subscription; None for a managed one.
     """
 
-    def __init__(self, appetite: Appetite, ledger: Ledger | None, resume: Resume | None) -> None:
-        self._appetite = appetite
+    def __init__(
+        self, receive_limits: ReceiveLimits, ledger: Ledger | None, resume: Resume | None
+    ) -> None:
+        self._receive_limits = receive_limits
         self._ledger = ledger
         self._resume = resume
         self._next_seq = 1
@@ -42,12 +44,12 @@ class Intake:
 
     def taken(self, count: int, size: int) -> None:
         """Count a batch as read by the application."""
-        self._appetite.taken(count, size)
+        self._receive_limits.taken(count, size)
         self.delivered += count
 
     def discarded(self) -> None:
         """Count all unread events as dropped."""
-        self._appetite.discarded()
+        self._receive_limits.discarded()
 
     @property
     def confirmed(self) -> int:
@@ -57,7 +59,9 @@ class Intake:
     @property
     def unacked(self) -> int:
         """Number of events read by the application and not acked."""
-        return 0 if self._ledger is None else self._ledger.unacked - self._appetite.waiting_count
+        return (
+            0 if self._ledger is None else self._ledger.unacked - self._receive_limits.waiting_count
+        )
 
     @property
     def stuck(self) -> int:
@@ -66,18 +70,20 @@ class Intake:
         None of them can be committed, even if it is acked, until the first one is acked.
         """
         return (
-            0 if self._ledger is None else self._ledger.open_events - self._appetite.waiting_count
+            0
+            if self._ledger is None
+            else self._ledger.open_events - self._receive_limits.waiting_count
         )
 
     @property
     def room(self) -> int:
         """Number of events that may be in flight now."""
-        return self._appetite.room(self._held)
+        return self._receive_limits.room(self._held)
 
     @property
     def room_when_read(self) -> int:
         """Number of events that may be in flight once the application has read all waiting ones."""
-        return self._appetite.room_when_read(self._held)
+        return self._receive_limits.room_when_read(self._held)
 
     @property
     def _held(self) -> int:
@@ -92,7 +98,7 @@ class Intake:
             return self._take_keepalive(response.keepalive)
         self._note(response.events[-1].replay_id, caught_up=False)
         new, size = response.events, _size(response.events)
-        self._appetite.seen(new, size)
+        self._receive_limits.seen(new, size)
         if self._ledger is not None:
             new = self._ledger.add(new, self._next_seq)
             again = len(response.events) - len(new)
@@ -136,7 +142,7 @@ class Intake:
     def _deliver(self, events: tuple[RawEvent, ...], size: int, rpc_id: str) -> Deliver:
         first_seq = self._next_seq
         self._next_seq += len(events)
-        self._appetite.delivered(len(events), size)
+        self._receive_limits.delivered(len(events), size)
         return Deliver(events, first_seq, rpc_id, size)
 
 

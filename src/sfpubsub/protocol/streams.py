@@ -17,7 +17,6 @@ from sfpubsub.errors import (
     StreamUnavailableError,
 )
 from sfpubsub.protocol.alarms import Alarms
-from sfpubsub.protocol.appetite import Appetite
 from sfpubsub.protocol.commands import (
     CancelStream,
     Command,
@@ -33,6 +32,7 @@ from sfpubsub.protocol.ledger import Ledger
 from sfpubsub.protocol.managed_position import ManagedPosition
 from sfpubsub.protocol.outage import Outage
 from sfpubsub.protocol.outgoing import Outgoing
+from sfpubsub.protocol.receive_limits import ReceiveLimits
 from sfpubsub.protocol.resume import Resume
 from sfpubsub.protocol.retries import Retries, Verdict
 from sfpubsub.protocol.states import ALIVE, Signal, State, step
@@ -79,9 +79,9 @@ class Streams:
         self._retries = Retries(name, self._timings, connection_timeout)
         self._outage = Outage(name)
         self._limits = limits or Limits()
-        self._appetite = Appetite(self._limits)
+        self._receive_limits = ReceiveLimits(self._limits)
         ledger = self._ledger if tracked or self.managed else None
-        self._intake = Intake(self._appetite, ledger, self._resume)
+        self._intake = Intake(self._receive_limits, ledger, self._resume)
         self._alarms = Alarms(
             self._timings, self._outgoing, self._retries, self._outage, self._managed
         )
@@ -125,7 +125,7 @@ class Streams:
         begun = self._may_have_begun(failure, now)
         if self.state is State.OPENING:
             # Its first response may have been too large, if events have become much larger.
-            self._appetite.forget_size()
+            self._receive_limits.forget_size()
         if failure is None:
             error = StreamUnavailableError(f"the service ended the stream of {self.name}")
             return self._apply_verdict(self._retries.broken(error, now, jitter), now, begun=begun)

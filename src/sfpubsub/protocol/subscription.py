@@ -1,10 +1,10 @@
 """The protocol of one subscription, plain or managed: makes every decision, and never blocks.
 
 `SubscriptionProtocol` combines the other modules: `states` defines the transitions, `streams` opens
-and replaces calls, `intake` finds the new events, `appetite` computes the room for more, `ledger`
-tracks acks, and `outgoing` decides which requests to send. `resume` tracks the position of a plain
-subscription, and `managed_position` that of a managed one. `retries` and `alarms` decide when to
-act.
+and replaces calls, `intake` finds the new events, `receive_limits` computes the room for more,
+`ledger` tracks acks, and `outgoing` decides which requests to send. `resume` tracks the position of
+a plain subscription, and `managed_position` that of a managed one. `retries` and `alarms` decide
+when to act.
 
 Each input is a method call with the current time in seconds of any monotonic clock, and returns
 commands to carry out in order. After each input, `deadline` returns when `timer` must be called.
@@ -170,7 +170,7 @@ class SubscriptionProtocol(Streams):
         out += self._intake.take_in(response)
         if managed is not None and managed.exhausted is not None:
             return out + self._fail(managed.exhausted)
-        overfull = self._appetite.overfull
+        overfull = self._receive_limits.overfull
         # The request comes first, so that the service prepares the next events while the
         # application handles these.
         out = self._request(now, at_once=overfull) + out
@@ -238,14 +238,14 @@ class SubscriptionProtocol(Streams):
             return []
         if managed is not None and managed.unanswered:
             return []  # wait: without this commit, acked events would be redelivered
-        self._paused = f"{self._appetite.waiting_bytes} bytes are waiting to be read"
+        self._paused = f"{self._receive_limits.waiting_bytes} bytes are waiting to be read"
         self._step(Signal.OVERFULL)
         if managed is not None:
             managed.dropped()
         return [CancelStream(self._stream)]
 
     def _request_or_reopen(self, now: float) -> list[Command]:
-        if self.state is State.PAUSED and not self._appetite.full:
+        if self.state is State.PAUSED and not self._receive_limits.full:
             self._step(Signal.ROOM)
             return [self._open(now)]
         return self._request(now)
@@ -313,8 +313,8 @@ class SubscriptionProtocol(Streams):
             state=self.state.value,
             reason=self._reason(),
             outstanding=self._outgoing.window.outstanding if self.state in ALIVE else 0,
-            pending_count=self._appetite.waiting_count,
-            pending_bytes=self._appetite.waiting_bytes,
+            pending_count=self._receive_limits.waiting_count,
+            pending_bytes=self._receive_limits.waiting_bytes,
             unacked=intake.unacked,
             delivered=intake.delivered,
             redelivered=intake.redelivered,

@@ -20,7 +20,7 @@ from sfpubsub.errors import (
     RequestRefusedError,
     StreamUnavailableError,
 )
-from sfpubsub.rest.asking import Asker, check_id
+from sfpubsub.rest.requests import Asker, check_id
 from sfpubsub.rest.results import ResultPage, fetch
 
 # Default rows per page. After a broken connection, a page is fetched again: about 100 MB for a wide

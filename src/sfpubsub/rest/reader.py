@@ -23,7 +23,6 @@ from sfpubsub.errors import (
     RemoteProtocolError,
     RequestRefusedError,
 )
-from sfpubsub.rest.asking import Asker, check_id, check_name
 from sfpubsub.rest.describing import (
     ObjectDescription,
     ObjectSummary,
@@ -32,6 +31,7 @@ from sfpubsub.rest.describing import (
 )
 from sfpubsub.rest.grants import UNTRACED, Grant, grants_everything, sources_of
 from sfpubsub.rest.jobs import QueryJobs
+from sfpubsub.rest.requests import Asker, check_id, check_name
 
 # The same version as in `sfpubsub.tooling`, so that an org needs to support only one.
 API_VERSION = "60.0"

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from sfpubsub.auth.http import Answer
 from sfpubsub.errors import LocalProtocolError, RemoteProtocolError, StreamUnavailableError
-from sfpubsub.rest.asking import Asker
+from sfpubsub.rest.requests import Asker
 
 # Value of the header Sforce-Locator on the last page (documentation: Get Results for a Query Job).
 _END = "null"

@@ -28,8 +28,8 @@ from sfpubsub.errors import (
     SubscriptionNotFoundError,
 )
 from sfpubsub.tooling import records
-from sfpubsub.tooling.asking import TO_CHANGE, Queries, explaining
 from sfpubsub.tooling.records import ManagedEventSubscription
+from sfpubsub.tooling.soql_queries import TO_CHANGE, Queries, explaining
 
 __all__ = ["ManagedEventSubscription", "Tooling", "wait_until"]
 

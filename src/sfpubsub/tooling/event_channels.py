@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.soql import quoted
 from sfpubsub.errors import ConfigurationError, RemoteProtocolError, TopicNotFoundError
-from sfpubsub.tooling.asking import TO_CHANGE, Queries, explaining
+from sfpubsub.tooling.soql_queries import TO_CHANGE, Queries, explaining
 
 ChannelType = Literal["event", "data"]
 CHANNEL_TYPES: Final[tuple[str, ...]] = ("event", "data")

@@ -8,7 +8,7 @@ from typing import Any
 
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.errors import RemoteProtocolError, RequestRefusedError
-from sfpubsub.tooling.asking import TO_READ, Queries, explaining
+from sfpubsub.tooling.soql_queries import TO_READ, Queries, explaining
 
 # Limits by name in the limits resource, with their meaning.
 _LIMITS = {

@@ -150,7 +150,7 @@ class CallDriver(ABC, Generic[Opening]):
         return self._mailbox.count
 
     def wait(self, changes: int, timeout: float | None) -> None:
-        """Wait until the property `changes` differs from the argument *changes*.
+        """Wait until the property *changes* differs from the argument *changes*.
 
         Returns after *timeout* seconds at the latest, and after `LONGEST_WAIT` without a change.
         """

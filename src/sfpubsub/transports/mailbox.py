@@ -98,7 +98,7 @@ class Mailbox:
         return sum(len(each.events) for each in batches), sum(each.size for each in batches)
 
     def wait(self, count: int, timeout: float | None) -> None:
-        """Wait until the attribute `count` differs from the argument *count*.
+        """Wait until the attribute *count* differs from the argument *count*.
 
         Returns after *timeout* seconds at the latest; None means no limit.
         """

@@ -342,7 +342,8 @@ def test_jvm_crash_ends_an_idle_job(tmp_path: Path):
 )
 def test_invalid_options_are_usage_errors(arguments: list[str], tmp_path: Path, monkeypatch):
     """Missing, invalid or contradictory options end the command with exit code 2, before Spark
-    starts and before a directory is created."""
+    starts and before a directory is created.
+    """
     monkeypatch.setattr("sfpubsub.spark.runtime.session.spark_session", _must_not_start)
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(ingest, arguments).exit_code == 2

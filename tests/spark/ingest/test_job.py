@@ -348,7 +348,8 @@ def test_failed_write_does_not_hide_the_subscriptions_error(caplog):
 
 def test_idle_timeout_ignores_the_time_of_a_write():
     """A long write does not count as idle time, because too many unacked events stop delivery until
-    it is done."""
+    it is done.
+    """
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=3, idle_timeout=5.0)
     writer.hold = threading.Event()
@@ -358,7 +359,8 @@ def test_idle_timeout_ignores_the_time_of_a_write():
 
 def test_error_in_a_callback_does_not_hide_a_failed_write(caplog):
     """An unexpected error in a callback ends the job during a write; if that write fails too, its
-    error is logged."""
+    error is logged.
+    """
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=3)
     writer.hold, writer.failure = threading.Event(), WriteError("disk full")

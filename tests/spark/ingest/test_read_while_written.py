@@ -114,7 +114,8 @@ def test_readers_see_committed_rows_only(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ):
     """While a writer writes and some of its writes fail, no read by pyarrow, DuckDB or Polars
-    fails, sees uncommitted rows, or sees fewer rows than an earlier read."""
+    fails, sees uncommitted rows, or sees fewer rows than an earlier read.
+    """
     table = tmp_path / "orders"
     rename = os.rename
 

@@ -75,7 +75,8 @@ def open_writer(spark: SparkSession, table: str, **options) -> EventWriter:
 @delta
 def test_a_delta_table_in_a_catalog_keeps_its_guarantees(spark: SparkSession, schema: str):
     """Across restarts, each event is stored once, and position, schemas, properties and column
-    comments are kept; new batches can be listed, and an older writer is rejected."""
+    comments are kept; new batches can be listed, and an older writer is rejected.
+    """
     table = f"{schema}.orders"
     kept = {"delta.logRetentionDuration": "interval 60 days", "team": "o'brien"}
     with open_writer(spark, table, table_properties=kept) as older:

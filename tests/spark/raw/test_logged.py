@@ -336,7 +336,8 @@ def test_write_rows_rejects_rows_with_missing_columns(spark, open_writer, table)
 def test_the_state_in_the_log_is_readable_json(spark, open_writer, table):
     """Each transaction states its sources, writer, batch, first row number, row count and
     positions. The writer's id is the same in all its transactions, and differs from that of another
-    writer."""
+    writer.
+    """
     writers = []
     writer = open_writer()
     for begin in (0, 3):

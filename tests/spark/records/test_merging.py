@@ -63,7 +63,8 @@ def test_mirror_converges_in_long_examples():
 
 def test_examples_cover_every_reason_for_a_reread():
     """The model's examples cover every reason to reread a record, except a restored raw table
-    and a value that does not fit its column."""
+    and a value that does not fit its column.
+    """
 
     class Machine(MirrorMachine):
         seen: ClassVar[set[Reason]] = set()
@@ -242,7 +243,8 @@ def known(phone: str, seq: int) -> Mirrored:
 
 def test_as_of_is_what_was_durable_one_margin_earlier():
     """A read's as-of is the last state of the tables that was durable one margin (the longest lag
-    of the org's responses) before the request. Until a margin has passed, a read has no as-of."""
+    of the org's responses) before the request. Until a margin has passed, a read has no as-of.
+    """
     notes = [
         DurableState(10.0, AsOf(5)),
         DurableState(12.0, AsOf(7)),
@@ -476,7 +478,8 @@ def test_an_older_read_changes_nothing():
 @pytest.mark.parametrize("seed", range(8))
 def test_older_read_does_not_restore_a_record(seed: int):
     """If a record was deleted in an overflow, without an event of its own, and a newer read did not
-    return it, a late response to an older read does not add it again."""
+    return it, a late response to an older read does not add it again.
+    """
     machine = MirrorMachine()
     machine.begin(seed=seed, records=2, is_read=False)
     machine.wait(ticks=3)

@@ -67,7 +67,7 @@ def test_a_frame_without_events_waits_only_for_the_idle_timeout(run_emulator):
         published = world.publish(2)
         start = published[-1].replay_id.hex()
         assert read(world, startingOffsets=start, idleTimeout="0.5") == []
-    assert world.emulator.bus.tally.of_topic(TOPIC).keepalives == 0
+    assert world.emulator.bus.counters.of_topic(TOPIC).keepalives == 0
 
 
 def test_a_batch_read_rejects_large_frames_and_useless_starts(world, monkeypatch):

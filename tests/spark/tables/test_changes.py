@@ -166,7 +166,8 @@ def test_change_headers_has_a_row_per_record_of_an_event(spark):
 
 def test_changed_nulled_and_unchanged_fields_are_distinguished(spark):
     """Changed fields are in the map with their JSON, nulled ones with null, and unchanged ones are
-    not in it; a field that was sent as a diff is unknown."""
+    not in it; a field that was sent as a diff is unknown.
+    """
     head = header(
         "UPDATE",
         ["001A"],

@@ -216,7 +216,8 @@ def test_a_url_or_a_catalog_schema_can_be_a_target(spark, lake):
 
 def test_a_table_created_by_another_tool_is_not_used(spark, target):
     """A table without our properties is neither listed nor written to; a target in use cannot be
-    opened again."""
+    opened again.
+    """
     table = target.table("Mine")
     name = name_in_sql(target.spark, table.place)
     target.spark.sql(f"CREATE TABLE {name} (x INT) USING {TABLE_FORMAT}")

@@ -111,7 +111,7 @@ class Blocks:
         return message
 
     def after(self, topic: Topic, position: int, limit: int, size: int) -> Piece | None:
-        """Return the next events of a topic after `position`, from a single block.
+        """Return the next events of a topic after *position*, from a single block.
 
         Args:
             topic: The topic to read.
@@ -120,7 +120,7 @@ class Blocks:
             size: Maximum size of the encoded events, in bytes.
 
         Returns:
-            The events, or None if the first one is not in a block or is larger than `size`.
+            The events, or None if the first one is not in a block or is larger than *size*.
         """
         block = self._bus.block_after(topic, position)
         if block is None:
@@ -183,7 +183,7 @@ class Blocks:
 
 
 def _part(block: Block, names: Sequence[str], position: int, limit: int, size: int) -> Piece | None:
-    """Return a block's first events after `position`: at most `limit` events and `size` bytes.
+    """Return a block's first events after *position*: at most *limit* events and *size* bytes.
     Return None if not a single event fits.
     """
     numbers = _NUMBERS.unpack_from(block.contents)
@@ -199,7 +199,7 @@ def _part(block: Block, names: Sequence[str], position: int, limit: int, size: i
 
 
 def _framed(size: int) -> int:
-    """Return the encoded size in bytes of an embedded message of `size` bytes, including its
+    """Return the encoded size in bytes of an embedded message of *size* bytes, including its
     one-byte tag and its length prefix.
     """
     return 1 + max(1, (size.bit_length() + 6) // 7) + size

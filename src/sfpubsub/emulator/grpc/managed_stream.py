@@ -99,7 +99,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         record = managed.running(record.subscription_id)
         self.target = record.developer_name
         self.topic = self.world.bus.topic(record.topic)
-        self.count = self.world.bus.tally.of_managed(record.subscription_id)
+        self.count = self.world.bus.counters.of_managed(record.subscription_id)
         preset = managed.start_preset(record)
         if preset is not None and record.committed is not None:
             self.world.faults.met(self.world.bus.dead_by(record.committed))
@@ -146,7 +146,7 @@ class ManagedStream(EventStream[ManagedFetch]):
 
     def answer(self, now: float, half_closed: bool) -> Reply | None:
         """Return the next commit response if one is due, otherwise None. Once the client has sent
-        its last request (`half_closed`), all commit responses are due.
+        its last request (*half_closed*), all commit responses are due.
         """
         if not self._answers:
             return None
@@ -186,8 +186,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         return due if end is None else min(due, end)
 
     def shown(self, positions: Sequence[int], end: int) -> None:
-        """Record which positions the client may commit: the `positions` of the events in a reply
-        or, if the reply is a keepalive, the position `end`.
+        """Record which positions the client may commit: the *positions* of the events in a reply
+        or, if the reply is a keepalive, the position *end*.
         """
         if positions:
             first = positions[0] if self._sent is None else self._sent[0]

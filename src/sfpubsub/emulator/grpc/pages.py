@@ -89,7 +89,7 @@ class Pages:
         self._bytes = 0
 
     def after(self, topic: Topic, position: int, limit: int) -> Page:
-        """Return a page with the next events of a topic after `position`: at most `limit`, and no
+        """Return a page with the next events of a topic after *position*: at most *limit*, and no
         more than fit into one response. The page is empty if there are no such events.
         """
         key = topic.number, position, limit
@@ -111,7 +111,7 @@ class Pages:
     def without(
         self, hidden: Callable[[Event], bool], topic: Topic, position: int, limit: int
     ) -> Page:
-        """Return a page as `after` does, but without the events for which `hidden` is true. Such a
+        """Return a page as `after` does, but without the events for which *hidden* is true. Such a
         page is built anew each time. If it is empty, it ends after the events that were left out.
         """
         found: list[Event] = []
@@ -167,7 +167,7 @@ def _size(page: Page) -> int:
 
 
 def _page(pieces: Sequence[Piece], end: int) -> Page:
-    """Combine `pieces` (encoded events, in order) into a page that ends at the position `end`."""
+    """Combine *pieces* (encoded events, in order) into a page that ends at the position *end*."""
     if len(pieces) == 1:  # the usual case: no copy needed
         return Page(pieces[0].positions, end, pieces[0].schemas, pieces[0].wire)
     schemas: Counter[str] = Counter()
@@ -178,7 +178,7 @@ def _page(pieces: Sequence[Piece], end: int) -> Page:
 
 
 def _fitting(events: list[Event], size: int, may_be_none: bool) -> list[Event]:
-    """Return the leading events that fit into `size` bytes of a response. Unless `may_be_none` is
+    """Return the leading events that fit into *size* bytes of a response. Unless *may_be_none* is
     true, the first event is returned even if it does not fit.
     """
     used = 0

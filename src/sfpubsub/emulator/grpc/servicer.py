@@ -235,7 +235,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
             raise Dropped(fault.params["status"])
 
     def _delay(self, seconds: float, context: grpc.ServicerContext) -> None:
-        """Wait for `seconds` on the emulator's clock, or until the call ends."""
+        """Wait for *seconds* on the emulator's clock, or until the call ends."""
         clock, bells = self._world.clock, self._world.bus.bells
         mailbox: Mailbox[None] = Mailbox(clock)
         deadline = clock.now() + seconds
@@ -386,7 +386,7 @@ def _managed_fetch(request: pb.ManagedFetchRequest) -> ManagedFetch:
 
 def _message(reply: Reply, rest: pb.FetchResponse | pb.ManagedFetchResponse) -> bytes:
     """Return an encoded response: the events of the reply's page, which are already encoded, and
-    then the other fields, which this function sets in `rest`.
+    then the other fields, which this function sets in *rest*.
     """
     rest.latest_replay_id = reply.latest or b""
     rest.rpc_id = _rpc_id()

@@ -19,8 +19,8 @@ from typing import Generic, Literal, TypeVar
 from sfpubsub.emulator.faults.refusals import Dropped, Refused
 from sfpubsub.emulator.grpc.pages import NO_EVENTS, Page, Pages
 from sfpubsub.emulator.org.bus import Topic
+from sfpubsub.emulator.org.counters import Count
 from sfpubsub.emulator.org.mailbox import Arrival, Mailbox
-from sfpubsub.emulator.org.tally import Count
 from sfpubsub.emulator.org.world import World
 
 Preset = Literal["LATEST", "EARLIEST", "CUSTOM"]
@@ -147,11 +147,11 @@ class EventStream(ABC, Generic[R]):
         return [self.topic.name]
 
     def check(self, now: float) -> None:
-        """If the stream must end at the time `now`, raise the error that ends it."""
+        """If the stream must end at the time *now*, raise the error that ends it."""
 
     def answer(self, now: float, half_closed: bool) -> Reply | None:
         """Return a commit response if one is due, otherwise None. Once the client has sent its last
-        request (`half_closed`), all commit responses are due.
+        request (*half_closed*), all commit responses are due.
         """
         return None
 
@@ -162,14 +162,14 @@ class EventStream(ABC, Generic[R]):
         return None
 
     def shown(self, positions: Sequence[int], end: int) -> None:
-        """Record what a reply sends: the positions of its events, and `end`, the stream's new
+        """Record what a reply sends: the positions of its events, and *end*, the stream's new
         position.
         """
 
     # Shared by both kinds.
 
     def ask(self, num_requested: int) -> None:
-        """Add `num_requested` to `pending`, the number of requested events that have not been sent
+        """Add *num_requested* to `pending`, the number of requested events that have not been sent
         yet. The excess above `Settings.max_outstanding` is discarded without an error.
         """
         limit = self.world.settings.max_outstanding
@@ -263,18 +263,18 @@ class EventStream(ABC, Generic[R]):
                 return None
         self.pending -= len(page.positions)
         self.count.sent(self.position, page.positions)
-        bus.tally.usage.delivered(now, page.schemas)
+        bus.counters.usage.delivered(now, page.schemas)
         return self._reply(page, page.end)
 
     def _page(self, limit: int) -> Page:
-        """Return a page with the next events that the stream's user may see, at most `limit`."""
+        """Return a page with the next events that the stream's user may see, at most *limit*."""
         hidden = self.world.delivery.hidden(self._username, self.topic)
         if hidden is None:
             return self._pages.after(self.topic, self.position, limit)
         return self._pages.without(hidden, self.topic, self.position, limit)
 
     def _prepare(self, reply: Reply) -> None:
-        """Build the next page while the client processes the page of `reply`, assuming that the
+        """Build the next page while the client processes the page of *reply*, assuming that the
         client will request the same number of events again.
         """
         if reply.page.positions and not self.pending and not self.mailbox.gone:
@@ -304,7 +304,7 @@ class EventStream(ABC, Generic[R]):
         return True
 
     def _scripted(self, count: int, limit: int, now: float) -> int:
-        """Return how many of `count` events to send now: all of them, unless a fault splits the
+        """Return how many of *count* events to send now: all of them, unless a fault splits the
         response or holds the events back.
         """
         faults = self.world.faults
@@ -321,7 +321,7 @@ class EventStream(ABC, Generic[R]):
         return min(count, fault.params["events"]) if fault else count
 
     def _keepalive_tip(self, position: int) -> int:
-        """Return the position to send in a keepalive: `position`, unless a fault changes it."""
+        """Return the position to send in a keepalive: *position*, unless a fault changes it."""
         bus, faults = self.world.bus, self.world.faults
         if not bus.is_alive(self.position):  # the last position is no longer valid
             return position
@@ -400,7 +400,7 @@ class PlainStream(EventStream[Fetch]):
         if not self.topic.can_subscribe:
             raise Refused("subscription.topic.cannot.subscribe", topic=fetch.topic)
         self.target = self.topic.name
-        self.count = self.world.bus.tally.of_topic(self.topic.name)
+        self.count = self.world.bus.counters.of_topic(self.topic.name)
         self._ask(fetch.num_requested)
         self.position = self._start(fetch, arrival.at)
 

@@ -78,8 +78,8 @@ def faults(call: Call) -> Answer:
 
 
 def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], Answer]:
-    """Return a POST handler that checks the token, passes the parsed body to `act`, and responds
-    with the return value of `act` as JSON.
+    """Return a POST handler that checks the token, passes the parsed body to *act*, and responds
+    with the return value of *act* as JSON.
     """
 
     def answer(call: Call) -> Answer:

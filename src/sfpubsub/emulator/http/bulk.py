@@ -222,7 +222,7 @@ def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(job: Job, *, created: bool = False) -> dict[str, Any]:
-    """Return a job as the JSON object of a response. If `created` is true, the object omits the
+    """Return a job as the JSON object of a response. If *created* is true, the object omits the
     counts and the job type, as in the response that creates a job.
     """
     facts = {

@@ -214,8 +214,8 @@ def _typed(given: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _taken(values: dict[str, Any], name: str) -> Any:
-    """Remove the member `name`, ignoring case, from a JSON object, and return the member's value.
-    Return None if the member is missing. `name` must be in lower case.
+    """Remove the member *name*, ignoring case, from a JSON object, and return the member's value.
+    Return None if the member is missing. *name* must be in lower case.
     """
     for key in list(values):
         if key.lower() == name:

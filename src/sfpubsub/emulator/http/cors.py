@@ -27,7 +27,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def shared(call: Call, answer: Answer) -> Answer:
-    """Return `answer`, with CORS headers added if a real org also serves the request's path. If the
+    """Return *answer*, with CORS headers added if a real org also serves the request's path. If the
     request's origin is allowed, the headers let the web page read the response.
     """
     origin = call.headers.get("Origin", "")

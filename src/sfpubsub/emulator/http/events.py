@@ -120,7 +120,7 @@ def _schema(call: Call, schema: Schema) -> Answer:
 
 def _expanded(compact: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of the message in which a Streaming API subscriber receives an event. The
-    message also contains the channel and the replay id. `compact` is the schema of the event alone.
+    message also contains the channel and the replay id. *compact* is the schema of the event alone.
     """
     event = {"type": "record", "name": "Event", "fields": [{"name": "replayId", "type": "long"}]}
     payload = {"type": "record", "name": "Payload", "doc": "", "fields": compact["fields"]}

@@ -161,7 +161,7 @@ _EITHER = zlib.MAX_WBITS | 32
 
 
 def too_large(most: int) -> Problem:
-    """Return the error for a body of more than `most` bytes."""
+    """Return the error for a body of more than *most* bytes."""
     text = f"the body is larger than {most} bytes, the maximum for this path"
     return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
 
@@ -169,7 +169,7 @@ def too_large(most: int) -> Problem:
 def json_answer(
     value: object, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Answer:
-    """Return a response whose body is `value` as JSON."""
+    """Return a response whose body is *value* as JSON."""
     text = json.dumps(value, indent=2) + "\n"
     return Answer(status, "application/json;charset=UTF-8", text, headers or {})
 

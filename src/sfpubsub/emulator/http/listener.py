@@ -127,7 +127,7 @@ class HttpServer:
         )
 
     def start(self, url: str) -> None:
-        """Start serving. `url` is the URL announced to clients."""
+        """Start serving. *url* is the URL announced to clients."""
         self._server.url = url
         self._thread.start()
 
@@ -199,7 +199,7 @@ class _Server(ThreadingHTTPServer):
 
     def expect_request(self, held_s: float = 0.0) -> None:
         """Restart the time limit of the calling thread's connection, for the next request or for
-        the remainder of the current one. `held_s` extends the limit by a number of seconds, for
+        the remainder of the current one. *held_s* extends the limit by a number of seconds, for
         a response that is delayed on purpose.
         """
         with self._lock:

@@ -78,7 +78,7 @@ def refusal(refused: RestRefused) -> Answer:
 
 
 def problem(status: HTTPStatus, text: str) -> Answer:
-    """Return an error response of the REST API, with an errorCode derived from `status`."""
+    """Return an error response of the REST API, with an errorCode derived from *status*."""
     if status == HTTPStatus.NOT_FOUND:
         text = f"The requested resource does not exist: {text}"
     return json_answer([{"message": text, "errorCode": _CODES.get(status, "BAD_REQUEST")}], status)

@@ -213,14 +213,14 @@ def _answer(call: Call, pages: Sequence[Route]) -> Answer:
 
 
 def refusal(path: str, refused: Problem | RestRefused) -> Answer:
-    """Return the error response for a request to `path` that was refused."""
+    """Return the error response for a request to *path* that was refused."""
     if isinstance(refused, RestRefused):
         return rest.refusal(refused)
     return problem(path, refused.status, str(refused))
 
 
 def problem(path: str, status: HTTPStatus, text: str) -> Answer:
-    """Return an error response in the format of the API to which `path` belongs."""
+    """Return an error response in the format of the API to which *path* belongs."""
     shape = next(shape for start, shape in _AREAS if path.startswith(start))
     return shape(status, text)
 

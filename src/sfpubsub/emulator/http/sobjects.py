@@ -190,7 +190,7 @@ def record(call: Call, of: str, values: Mapping[str, Any], record_id: str = "") 
         call: The request.
         of: The object's name.
         values: The values to return, by field name.
-        record_id: The record's id; if empty, it is read from `values` or from the path.
+        record_id: The record's id; if empty, it is read from *values* or from the path.
     """
     name = call.world.records.describe(of).name
     url = _path(call, name, record_id or str(values.get("Id", call.parts.get("id", ""))))

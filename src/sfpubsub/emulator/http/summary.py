@@ -27,7 +27,7 @@ def health(world: World) -> dict[str, Any]:
     world.cometd.sessions.end_dead()  # otherwise they would count as streams
     topics = {}
     for topic in bus.topics():
-        count = bus.tally.of_topic(topic.name)
+        count = bus.counters.of_topic(topic.name)
         topics[topic.name] = {
             "published": count.published,
             "delivered": count.delivered,
@@ -37,7 +37,7 @@ def health(world: World) -> dict[str, Any]:
         }
     managed = {}
     for record in world.managed.all():
-        count = bus.tally.of_managed(record.subscription_id)
+        count = bus.counters.of_managed(record.subscription_id)
         committed = record.committed
         managed[record.developer_name] = {
             "id": record.subscription_id,

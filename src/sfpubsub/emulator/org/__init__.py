@@ -13,6 +13,6 @@ store      the database in the data directory
 seed, settings, clock
            initial contents of an org; the service's times and limits; the clock
 mailbox    wake-ups and requests for a stream
-carry_out  faults that change the org immediately
+fault_effects  faults that change the org immediately
 world      a container for all of the above, passed to the request handlers
 """

@@ -162,7 +162,7 @@ class Accounts:
             client_id: The consumer key.
             client_secret: The consumer secret; blank if the app has none.
             run_as: Username for the client credentials flow; blank switches that flow off.
-            refresh_token: A refresh token for `run_as`. A token that was used up or revoked stays
+            refresh_token: A refresh token for *run_as*. A token that was used up or revoked stays
                 invalid.
             public_key: PEM public key or certificate that verifies assertions of the JWT bearer
                 flow; blank switches that flow off.

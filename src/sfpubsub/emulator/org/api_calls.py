@@ -24,7 +24,7 @@ class ApiCalls:
         self._used = 0
 
     def take(self, now: float) -> bool:
-        """Count a call at `now` (seconds since the epoch) unless the limit is reached. Return
+        """Count a call at *now* (seconds since the epoch) unless the limit is reached. Return
         whether it was counted.
         """
         segment = int(now // SEGMENT_S)
@@ -41,11 +41,11 @@ class ApiCalls:
             return True
 
     def set_remaining(self, remaining: int, now: float) -> None:
-        """Let an org have this many calls left at `now` (seconds since the epoch), as if all others
+        """Let an org have this many calls left at *now* (seconds since the epoch), as if all others
         had just been made: they become available again 24 hours later.
 
         Raises:
-            ValueError: `remaining` is negative or above the limit.
+            ValueError: *remaining* is negative or above the limit.
         """
         if not 0 <= remaining <= self.most:
             raise ValueError(f"remaining must be from 0 to {self.most}, not {remaining}")
@@ -56,7 +56,7 @@ class ApiCalls:
                 self._segments.append((int(now // SEGMENT_S), self._used))
 
     def remaining(self, now: float) -> int:
-        """Return how many more calls are allowed at `now` (seconds since the epoch)."""
+        """Return how many more calls are allowed at *now* (seconds since the epoch)."""
         with self._lock:
             self._forget(now)
             return self.most - self._used

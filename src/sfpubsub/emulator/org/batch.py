@@ -109,13 +109,13 @@ class Batch:
             name: Name of a topic; the channels that carry the topic receive the events too.
             drafts: The events; at least one.
             skip: Number of positions to skip before the first event.
-            only: Topics that receive the events instead of `name` and its channels.
+            only: Topics that receive the events instead of *name* and its channels.
 
         Returns:
             The result for each event, in order.
 
         Raises:
-            Refused: `only` is None, and the topic is unknown.
+            Refused: *only* is None, and the topic is unknown.
         """
         carriers = self._carriers(name) if only is None else only
         events = [

@@ -86,8 +86,8 @@ class BlockFile:
             )
 
     def after(self, topic_id: int, position: int) -> Block | None:
-        """Return the block that contains a topic's first event after `position`. Return None if no
-        block of the topic begins at or before `position` and ends after it.
+        """Return the block that contains a topic's first event after *position*. Return None if no
+        block of the topic begins at or before *position* and ends after it.
         """
         with self._lock:
             found = self._db.execute(
@@ -107,7 +107,7 @@ class BlockFile:
         return int(found[0]) if found else 0
 
     def forget(self, position: int) -> None:
-        """Delete every block, of any topic, whose `behind` is less than `position`."""
+        """Delete every block, of any topic, whose `behind` is less than *position*."""
         with self._lock:
             topic_id = -1
             while (found := self._db.execute(_NEXT_TOPIC, (topic_id,)).fetchone()) is not None:

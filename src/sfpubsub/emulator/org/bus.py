@@ -19,11 +19,11 @@ from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.org.batch import Batch, Draft, Published, Topic, event_id
 from sfpubsub.emulator.org.block_file import Block
 from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.counters import Counters
 from sfpubsub.emulator.org.positions import Positions
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Event, Store
-from sfpubsub.emulator.org.tally import Tally
 
 __all__ = ["Batch", "Bus", "Draft", "Published", "Topic"]
 
@@ -41,7 +41,7 @@ class Bus(Positions):
     def __init__(self, store: Store, clock: Clock, settings: Settings, tenant: str) -> None:
         super().__init__(store, clock, settings)
         self.tenant = tenant
-        self.tally: Tally = Tally()
+        self.counters: Counters = Counters()
         # Guarded by the lock of `Positions`, which also guards the order of events.
         self._topics: dict[str, Topic] = {}
         self._channels: dict[str, list[str]] = {}  # topic -> channels that carry it
@@ -95,7 +95,7 @@ class Bus(Positions):
 
     def put_channel(self, name: str, topics: Sequence[str]) -> None:
         """Create a channel, or replace its members. From now on, the channel carries all events
-        that are published to `topics`.
+        that are published to *topics*.
         """
         with self._lock, self._store.transaction():
             self._put(name, "", False, True)
@@ -185,7 +185,7 @@ class Bus(Positions):
             The result for each event, in order.
 
         Raises:
-            Refused: The topic is unknown, clients cannot publish to it, or `drafts` is empty.
+            Refused: The topic is unknown, clients cannot publish to it, or *drafts* is empty.
         """
         topic = self.topic(name)
         if not topic.can_publish:
@@ -257,7 +257,7 @@ class Bus(Positions):
             if batch.tip != self._tip:
                 self._moved_to(batch.tip, at)
         for topic, count in batch.added.values():
-            self.tally.of_topic(topic.name).published += count
+            self.counters.of_topic(topic.name).published += count
             self.bells.ring(topic.name)
             for listener in self._on_append:
                 listener(topic, count)
@@ -282,10 +282,10 @@ class Bus(Positions):
     # Reading.
 
     def read(self, topic: Topic, after: int, limit: int) -> tuple[list[Event], int]:
-        """Return at most `limit` events of a topic after a position, and the reader's new position.
+        """Return at most *limit* events of a topic after a position, and the reader's new position.
 
         The new position is that of the last event. If there are no events, it is the org's newest
-        position, because the topic has no events between `after` and that position.
+        position, because the topic has no events between *after* and that position.
         """
         with self._lock:
             self._purge()
@@ -314,7 +314,7 @@ class Bus(Positions):
                 self._store.blocks.put(topic.number, block)
 
     def block_after(self, topic: Topic, position: int) -> Block | None:
-        """Return a block that contains the topic's first retained event after `position`, or None
+        """Return a block that contains the topic's first retained event after *position*, or None
         if there is no such block.
 
         A killed process may have left blocks that contain deleted events; such blocks are skipped.
@@ -332,7 +332,7 @@ class Bus(Positions):
         return max(self._store.blocks.end(topic.number), self._purged_through)
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
-        """Return the newest events of a topic, at most `limit` of them, newest first, each with its
+        """Return the newest events of a topic, at most *limit* of them, newest first, each with its
         publication time in seconds since the epoch.
         """
         with self._lock:
@@ -341,13 +341,13 @@ class Bus(Positions):
 
     def times_after(self, topic: Topic, position: int, limit: int) -> list[tuple[int, float]]:
         """Return the position and the publication time (in seconds since the epoch) of each of the
-        last `limit` events of a topic after `position`, in order.
+        last *limit* events of a topic after *position*, in order.
         """
         after = max(position, self._purged_through)
         return self._store.times_after(topic.number, after, limit)
 
     def add_empty_positions(self, topic: Topic, after: int, count: int) -> int | None:
-        """If a topic has no events after the position `after`, create `count` positions without
+        """If a topic has no events after the position *after*, create *count* positions without
         events, as if other topics had received events.
 
         Returns:
@@ -360,7 +360,7 @@ class Bus(Positions):
             return self._tip
 
     def position_at(self, at: float) -> int | None:
-        """Return the newest retained position that was created before `at` (seconds since the
+        """Return the newest retained position that was created before *at* (seconds since the
         epoch), or None if there is no such position.
         """
         return self._store.newest_before(at)
@@ -379,7 +379,7 @@ class Bus(Positions):
                 r[1]: Topic(r[0], r[1], r[2], bool(r[3]), bool(r[4]), r[5]) for r in rows
             }
             for topic in self._topics.values():
-                self.tally.of_topic(topic.name).published = topic.published
+                self.counters.of_topic(topic.name).published = topic.published
             self._channels = {}
             for channel, member in self._store.rows("SELECT channel, topic FROM channel_members"):
                 self._channels.setdefault(member, []).append(channel)

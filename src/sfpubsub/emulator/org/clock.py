@@ -56,8 +56,8 @@ class Clock:
         return self._base + time.monotonic()
 
     def timeout(self, deadline: float | None) -> float | None:
-        """Return how many seconds of real time to wait for `deadline`, unless a jump wakes the
-        caller earlier. Return None, which means no limit, if `deadline` is None.
+        """Return how many seconds of real time to wait for *deadline*, unless a jump wakes the
+        caller earlier. Return None, which means no limit, if *deadline* is None.
         """
         if deadline is None:
             return None
@@ -65,10 +65,10 @@ class Clock:
         return min(max(0.0, deadline - self.now()), threading.TIMEOUT_MAX)
 
     def jump(self, seconds: float) -> None:
-        """Move the clock forward by `seconds`, and wake everything that waits for a deadline.
+        """Move the clock forward by *seconds*, and wake everything that waits for a deadline.
 
         Raises:
-            ValueError: `seconds` is negative.
+            ValueError: *seconds* is negative.
         """
         if not seconds >= 0:
             raise ValueError(f"the clock cannot go back: jump by 0 seconds or more, not {seconds}")

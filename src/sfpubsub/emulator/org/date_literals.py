@@ -57,7 +57,7 @@ def span(text: str, now: float) -> tuple[date, date]:
 
 
 def _units(unit: str, today: date, start: int, count: int) -> tuple[date, date]:
-    """Return `count` units of time, of which the first is `start` units after the current one."""
+    """Return *count* units of time, of which the first is *start* units after the current one."""
     if unit in ("DAY", "WEEK"):
         length = timedelta(days=7 if unit == "WEEK" else 1)
         first = today - timedelta(days=today.isoweekday() % 7) if unit == "WEEK" else today

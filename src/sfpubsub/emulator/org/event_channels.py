@@ -93,7 +93,7 @@ class ChangeSource(Protocol):
 
     def offer(self, event_name: str) -> None:
         """Create the topic for an object's change events, unless it exists. Do nothing if
-        `event_name` is not the name of a change event.
+        *event_name* is not the name of a change event.
         """
         ...
 
@@ -106,7 +106,7 @@ class ChangeSource(Protocol):
         ...
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """Start publishing change events for the objects that `members` select. Stop publishing
+        """Start publishing change events for the objects that *members* select. Stop publishing
         them for objects that only removed members selected.
 
         Args:
@@ -233,7 +233,7 @@ class EventChannels:
     # Members.
 
     def members(self, channel: str | None = None) -> list[Member]:
-        """Return the members of one channel, or of all channels if `channel` is None, sorted by
+        """Return the members of one channel, or of all channels if *channel* is None, sorted by
         name.
         """
         rows = self._store.rows("SELECT * FROM channel_selections ORDER BY developer_name")

@@ -43,7 +43,7 @@ class CommitHistory:
                 self.note(subscription_id, position, 0.0)
 
     def note(self, subscription_id: str, position: int, at: float) -> None:
-        """Store a commit of `position` at the time `at` (seconds since the epoch)."""
+        """Store a commit of *position* at the time *at* (seconds since the epoch)."""
         with self._lock:
             known = self._commits.setdefault(subscription_id, deque(maxlen=_COMMITS))
             known.append((at, position))

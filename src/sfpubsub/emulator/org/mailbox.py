@@ -56,7 +56,7 @@ class Mailbox(Generic[R]):
             self._notify()
 
     def fail(self, failure: Exception) -> None:
-        """Record an invalid message from the client: from now on, `collect` raises `failure`."""
+        """Record an invalid message from the client: from now on, `collect` raises *failure*."""
         with self._condition:
             self._failure = failure
             self._notify()
@@ -121,7 +121,7 @@ class Bells:
         self._watchers: dict[Callable[[], None], frozenset[Hashable]] = {}
 
     def watch(self, keys: Iterable[Hashable], listener: Callable[[], None]) -> None:
-        """Register a watcher, to be called when `ring` is called with one of `keys`. The keys
+        """Register a watcher, to be called when `ring` is called with one of *keys*. The keys
         replace those of an earlier call with the same function.
         """
         with self._lock:
@@ -133,26 +133,26 @@ class Bells:
             self._watchers.pop(listener, None)
 
     def listen(self, key: Hashable, listener: Callable[[], None]) -> None:
-        """Register a listener, to be called whenever `ring` is called with `key`, until `forget`
+        """Register a listener, to be called whenever `ring` is called with *key*, until `forget`
         removes the listener.
         """
         with self._lock:
             self._listeners.setdefault(key, []).append(listener)
 
     def forget(self, key: Hashable, listener: Callable[[], None]) -> None:
-        """Remove one registration of a listener for `key`."""
+        """Remove one registration of a listener for *key*."""
         with self._lock:
             self._listeners[key].remove(listener)
             if not self._listeners[key]:
                 del self._listeners[key]
 
     def count(self, key: Hashable) -> int:
-        """Return how many listeners are registered for `key`."""
+        """Return how many listeners are registered for *key*."""
         with self._lock:
             return len(self._listeners.get(key, ()))
 
     def ring(self, key: Hashable) -> None:
-        """Call all listeners and watchers of `key`."""
+        """Call all listeners and watchers of *key*."""
         with self._lock:
             listeners = list(self._listeners.get(key, ()))
             if self._watchers:

@@ -412,7 +412,7 @@ class ManagedSubscriptions:
 
     def release(self, record: ManagedSubscription, holder: object) -> None:
         """Release the slot of a subscription. The slot can be acquired again after
-        `slot_release_s`, plus the delay of a `hold_slot` fault. If `holder` does not occupy the
+        `slot_release_s`, plus the delay of a `hold_slot` fault. If *holder* does not occupy the
         slot, do nothing. This method can therefore be called repeatedly.
         """
         key = record.subscription_id

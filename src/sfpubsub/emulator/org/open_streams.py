@@ -51,7 +51,7 @@ class OpenStreams:
         self._streams: dict[Stream, float] = {}  # in the order in which they were opened
 
     def add(self, stream: Stream, at: float) -> None:
-        """Add a stream that was opened at `at`, in seconds since the epoch."""
+        """Add a stream that was opened at *at*, in seconds since the epoch."""
         with self._lock:
             self._streams[stream] = at
 

@@ -107,7 +107,7 @@ class Positions:
         return position if position is not None and self.is_alive(position) else None
 
     def dead_by(self, position: int | None) -> Fault | None:
-        """Return the fault that made a position invalid; None if no fault did, or if `position` is
+        """Return the fault that made a position invalid; None if no fault did, or if *position* is
         None.
         """
         with self._lock:
@@ -128,7 +128,7 @@ class Positions:
                 self.skip_positions(1)
 
     def skip_positions(self, count: int) -> None:
-        """Create `count` positions without events, as if other topics had received events."""
+        """Create *count* positions without events, as if other topics had received events."""
         with self._lock, self._store.transaction():
             self._mark(self._tip + count)
 

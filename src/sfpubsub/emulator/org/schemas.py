@@ -74,7 +74,7 @@ class Schema:
         self._parsed = parsed
 
     def check(self, payload: bytes) -> None:
-        """Check that `payload` consists of exactly one datum of this schema.
+        """Check that *payload* consists of exactly one datum of this schema.
 
         Raises:
             SchemaProblem: The payload does not match the schema, or has extra bytes.
@@ -101,12 +101,12 @@ class Schema:
     def encode(self, values: Mapping[str, Any], now: float) -> bytes:
         """Encode an event's values, and add values for the fields that an org sets itself.
 
-        If a platform event has no CreatedDate or CreatedById, they are set to `now` (seconds since
+        If a platform event has no CreatedDate or CreatedById, they are set to *now* (seconds since
         the epoch) and to a user of the org. Missing fields of a ChangeEventHeader get default
         values. Other missing nullable fields are null.
 
         Raises:
-            SchemaProblem: `values` has a field that the schema does not have, a required field is
+            SchemaProblem: *values* has a field that the schema does not have, a required field is
                 missing, or a value has the wrong type.
         """
         unknown = sorted(set(values) - self._fields)

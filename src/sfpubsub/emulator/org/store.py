@@ -278,7 +278,7 @@ class Store:
             return made
 
     def meta(self, key: str, default: str = "") -> str:
-        """Return the string stored under a key, or `default` if the key is unknown."""
+        """Return the string stored under a key, or *default* if the key is unknown."""
         found = self.rows("SELECT value FROM meta WHERE key = ?", key)
         return str(found[0][0]) if found else default
 
@@ -309,7 +309,7 @@ class Store:
                 )
 
     def events_after(self, topic_id: int, position: int, limit: int) -> list[Event]:
-        """Return at most `limit` events of a topic after `position`, in order."""
+        """Return at most *limit* events of a topic after *position*, in order."""
         found = self.rows(
             "SELECT e.position, e.event_id, e.schema_id, e.payload FROM topic_log AS l"
             " JOIN events AS e ON e.position = l.position"
@@ -322,7 +322,7 @@ class Store:
         return [tuple.__new__(Event, row) for row in found]
 
     def newest_events(self, topic_id: int, position: int, limit: int) -> list[tuple[Event, float]]:
-        """Return the newest events of a topic after `position`, at most `limit` of them, newest
+        """Return the newest events of a topic after *position*, at most *limit* of them, newest
         first, each with its publication time in seconds since the epoch.
         """
         found = self.rows(
@@ -336,7 +336,7 @@ class Store:
         return [(Event._make(row[:4]), float(row[4])) for row in found]
 
     def times_after(self, topic_id: int, position: int, limit: int) -> list[tuple[int, float]]:
-        """Return the newest events of a topic after `position`, at most `limit` of them, oldest
+        """Return the newest events of a topic after *position*, at most *limit* of them, oldest
         first.
 
         Each is a tuple of its position and its publication time in seconds since the epoch.
@@ -353,7 +353,7 @@ class Store:
 
     def purge(self, through: int, most: int) -> bool:
         """Delete the oldest events and marks (positions without events) up to and including a
-        position, at most `most` of each.
+        position, at most *most* of each.
 
         Returns:
             Whether all of them are deleted.
@@ -389,14 +389,14 @@ class Store:
         self.blocks.forget(position)
 
     def renumber(self, above: int) -> int:
-        """Move all events to positions above `above`, keeping the gaps, and delete all marks
+        """Move all events to positions above *above*, keeping the gaps, and delete all marks
         (positions without events) and all blocks. Call this inside a `transaction`.
 
         Args:
             above: A position that is not below the newest one.
 
         Returns:
-            The new position of the newest event; `above` if there are no events.
+            The new position of the newest event; *above* if there are no events.
         """
         oldest: int | None
         newest: int | None
@@ -412,7 +412,7 @@ class Store:
         return newest + shift
 
     def newest_before(self, at: float) -> int | None:
-        """Return the newest position that was created, with or without an event, before `at`
+        """Return the newest position that was created, with or without an event, before *at*
         (seconds since the epoch). Return None if there is no such position.
         """
         newest = "SELECT position FROM {} WHERE at < ? ORDER BY at DESC, position DESC LIMIT 1"

@@ -41,7 +41,7 @@ class Usage:
 
     def by_segment(self, since: float) -> Iterable[tuple[int, str, int]]:
         """Return (number of the time segment, schema id, number of deliveries) for each schema in
-        each segment that ends after `since` (seconds since the epoch). Segment n begins n times
+        each segment that ends after *since* (seconds since the epoch). Segment n begins n times
         `SEGMENT_S` seconds after the epoch.
         """
         with self._lock:

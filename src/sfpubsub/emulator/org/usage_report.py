@@ -62,7 +62,7 @@ def used(store: Store, bus: Bus, now: float, *, since: float, every: int) -> lis
     ):
         if name in names:
             found[names[name], "PUBLISH", at] += count
-    for segment, schema_id, count in bus.tally.usage.by_segment(since):
+    for segment, schema_id, count in bus.counters.usage.by_segment(since):
         event = bus.event_of(schema_id)
         if event is not None:
             found[event, "DELIVERY", segment * SEGMENT_S // every] += count

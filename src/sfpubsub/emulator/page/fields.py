@@ -58,7 +58,7 @@ class Field:
         return f"field-{self.name}"
 
     def control(self, entered: str) -> Markup:
-        """Return a form control for the field, with its label, that shows the text `entered`."""
+        """Return a form control for the field, with its label, that shows the text *entered*."""
         shared: dict[str, Any] = {"id": self.id, "name": self.name}
         if self.kind in ("truth", "choice"):
             options = ("true", "false") if self.kind == "truth" else self.choices

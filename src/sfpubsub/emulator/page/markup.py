@@ -90,19 +90,19 @@ def table_rows(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup
 
 
 def live(id_: str, content: object) -> Markup:
-    """Return `content` in an element with the id `id_`. While the page is open, updates can replace
+    """Return *content* in an element with the id *id_*. While the page is open, updates can replace
     the content of this element (`PageUpdate.places`).
     """
     return tag("span", content, id=id_)
 
 
 def button(text: str, *, name: str | None = None, value: object = None) -> Markup:
-    """Return a button that submits its form, with `name` and `value` as an additional field."""
+    """Return a button that submits its form, with *name* and *value* as an additional field."""
     return tag("button", text, type="submit", name=name, value=value)
 
 
 def labelled(label: str, control: Markup, id_: str, hint: str = "") -> Markup:
-    """Return a form control with its label and, unless `hint` is blank, a hint below it."""
+    """Return a form control with its label and, unless *hint* is blank, a hint below it."""
     return tag(
         "div",
         tag("label", label, for_=id_),

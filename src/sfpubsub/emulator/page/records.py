@@ -222,7 +222,7 @@ def _is_long(field: Field) -> bool:
 
 def _changes(visit: Visit, found: Topic | None, most: int) -> tuple[Markup, ...]:
     """Return a heading and the list of an object's newest change events, which is updated while the
-    page is open. Return an empty tuple if the object has no topic (`found` is None).
+    page is open. Return an empty tuple if the object has no topic (*found* is None).
     """
     if found is None:
         return ()
@@ -289,7 +289,7 @@ def _hint(field: Field) -> str:
 
 
 def _asked(of: SObject, *, new: bool) -> list[Field]:
-    """Return the fields that a user can set, in a new record if `new`, else in an existing one."""
+    """Return the fields that a user can set, in a new record if *new*, else in an existing one."""
     may: Callable[[Field], bool] = lambda f: f.createable if new else f.updateable  # noqa: E731
     return [field for field in of.fields if may(field) and field.is_stored]
 

@@ -98,7 +98,7 @@ def _state(world: World, record: ManagedSubscription) -> Markup:
     """
     bus, key = world.bus, record.subscription_id
     lags = _lags(world, record)
-    count = bus.tally.of_managed(key)
+    count = bus.counters.of_managed(key)
     behind = f"{lags[-1].events:,}" + (" or more" if lags[-1].events >= COUNTED else "")
     committed: object = "nothing yet"
     if record.committed is not None:

@@ -74,10 +74,10 @@ def counts(world: World) -> dict[str, Markup]:
     found = {}
     managed: Counter[str] = Counter()
     for record in world.managed.all():
-        managed[record.topic] += world.bus.tally.of_managed(record.subscription_id).delivered
+        managed[record.topic] += world.bus.counters.of_managed(record.subscription_id).delivered
     world.cometd.sessions.end_dead()  # otherwise they would count as streams
     for topic in world.bus.topics():
-        count = world.bus.tally.of_topic(topic.name)
+        count = world.bus.counters.of_topic(topic.name)
         streams = world.bus.bells.count(topic.name)
         for what, value in (
             ("published", count.published),
@@ -136,13 +136,13 @@ def topic_live(visit: Visit) -> Answer:
 
 
 def stream(source: Live) -> Answer:
-    """Return a response that sends the updates of `source` as server-sent events."""
+    """Return a response that sends the updates of *source* as server-sent events."""
     return Answer(HTTPStatus.OK, "text/event-stream", headers=HEADERS, stream=source)
 
 
 def shown_event(world: World, event: Event, at: float) -> Markup:
     """Return an event as a list entry that can be expanded. The entry shows the publication time
-    `at` (seconds since the epoch) and a summary. When expanded, it also shows the event's ids and
+    *at* (seconds since the epoch) and a summary. When expanded, it also shows the event's ids and
     values.
     """
     try:
@@ -251,7 +251,7 @@ def _page(
 def last_events(
     world: World, found: Topic, title: str, most: int = _SHOWN
 ) -> tuple[Markup, Markup]:
-    """Return a heading and a list of a topic's newest events, at most `most` of them. Updates add
+    """Return a heading and a list of a topic's newest events, at most *most* of them. Updates add
     new events at the top of the list.
     """
     shown = world.bus.newest(found, most)

@@ -88,7 +88,7 @@ class Visit:
             *parts: The content below the heading.
             problem: Message about a failed change; blank if no change failed.
             live: URL of the page's updates; blank if the page is not updated while it is open.
-            status: The HTTP status. With a `problem`, 200 becomes 400.
+            status: The HTTP status. With a *problem*, 200 becomes 400.
         """
         return document(
             title,
@@ -132,7 +132,7 @@ Work = Callable[[Visit], Answer]
 
 
 def handler(work: Work, guard: Guard, path: str) -> Callable[[Call], Answer]:
-    """Return a handler that calls `work`, and shows a `Problem` as a page.
+    """Return a handler that calls *work*, and shows a `Problem` as a page.
 
     Args:
         work: Answers the request.

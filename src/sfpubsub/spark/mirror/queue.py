@@ -43,7 +43,7 @@ class MirrorQueue(RereadQueue):
         Args:
             held: What is known, of all objects.
             gaps: Names of gaps that an interruption of the right has caused. They need no reread of
-                other objects (see `gaps`).
+                other objects (see *gaps*).
         """
         facts: dict[str, object] = {_RIGHTS: {name: each.to_json() for name, each in held.items()}}
         if gaps:

@@ -382,7 +382,7 @@ class RecordTable:
 
         Args:
             pieces: Rows of the read log.
-            merging: The parameters, as `merging` returns them.
+            merging: The parameters, as *merging* returns them.
             known: Ids of records to leave out.
 
         Returns:

@@ -225,9 +225,9 @@ class CometdSessions:
             ]
             if not wanted:
                 continue
-            self._bus.tally.of_topic(item.topic.name).delivered += len(wanted)
+            self._bus.counters.of_topic(item.topic.name).delivered += len(wanted)
             schemas = Counter(event.schema_id for event in wanted)
-            self._bus.tally.usage.delivered(self._clock.now(), schemas)
+            self._bus.counters.usage.delivered(self._clock.now(), schemas)
             return [
                 (event.position, self._channels.message(item.channel, item.topic, event))
                 for event in wanted

@@ -181,7 +181,7 @@ def events(
 
 
 def body(of: SObject, row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the values of the fields `names` of a row in the format of a change event: components
+    """Return the values of the fields *names* of a row in the format of a change event: components
     are nested in their compound field, and empty fields are omitted.
     """
     found: dict[str, Any] = {}
@@ -251,7 +251,7 @@ def _header(of: SObject, kind: str, commit: Commit) -> dict[str, Any]:
 
 def _differences(change: Change, changed: Sequence[str], said: dict[str, Any]) -> list[str]:
     """For each long text value of which only a small part changed, replace the value in the event
-    body `said` with a diff. Return the names of the fields with a diff.
+    body *said* with a diff. Return the names of the fields with a diff.
     """
     found = []
     for name in changed:

@@ -111,7 +111,7 @@ class Jobs:
         return found
 
     def all(self, *, queries: bool) -> list[Job]:
-        """Return all query jobs, or all ingest jobs if `queries` is false, oldest first."""
+        """Return all query jobs, or all ingest jobs if *queries* is false, oldest first."""
         with self._changed:
             return [job for job in self._jobs.values() if job.is_query == queries]
 

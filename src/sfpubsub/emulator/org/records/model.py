@@ -98,7 +98,7 @@ class Records(Reading):
 
         Raises:
             ValueError: The key prefix belongs to another object, or a field has a different type
-                than before although `convert` is false.
+                than before although *convert* is false.
         """
         other = self.by_prefix(of.key_prefix)
         if other is not None and other.name != of.name:
@@ -159,7 +159,7 @@ class Records(Reading):
 
     def offer(self, event_name: str) -> None:
         """Create the topic for an object's change events, unless it exists. Do nothing if
-        `event_name` is not the name of a change event.
+        *event_name* is not the name of a change event.
         """
         of = self._by_event(event_name)
         if of is not None and not self._has_topic(of):
@@ -179,7 +179,7 @@ class Records(Reading):
                 raise BadValue("INVALID_INPUT", problem.text, "filterExpression") from problem
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """Start publishing change events for the objects that `members` select. Stop publishing
+        """Start publishing change events for the objects that *members* select. Stop publishing
         them for objects that were selected only by removed members.
 
         Args:

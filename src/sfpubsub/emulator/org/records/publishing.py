@@ -195,7 +195,7 @@ class Publishing:
         self, event: changes.ChangeEvent, special: _Special, *, is_gap: bool
     ) -> list[changes.ChangeEvent]:
         """Return the events that a channel with a filter or enriched fields receives instead of
-        `event`. Records that the filter rejects are omitted. Records with the same enriched values
+        *event*. Records that the filter rejects are omitted. Records with the same enriched values
         share an event.
         """
         of, found = event.of, dict[str, changes.ChangeEvent]()
@@ -279,7 +279,7 @@ class Publishing:
         self._channels.add(batch, f"/topic/{name}", {"type": kind, "sobject": shown})
 
     def _holds(self, of: SObject, record_id: str, asked: soql.Condition) -> bool:
-        """Return whether the stored row of a record meets the condition `asked`."""
+        """Return whether the stored row of a record meets the condition *asked*."""
         text, given = queries.condition(of, asked)
         sql = f"SELECT 1 FROM {table_of(of)} WHERE Id = ? AND ({text})"  # noqa: S608 - built here
         return bool(self._store.rows(sql, record_id, *given))
@@ -294,7 +294,7 @@ def _parts(of: SObject, name: str) -> list[str]:
 
 
 def _merged(added: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event's body with the values `added` by enrichment. If a field is in both, the
+    """Return an event's body with the values *added* by enrichment. If a field is in both, the
     value in the body is kept. Compound fields are merged component by component.
     """
     merged = {**added, **body}
@@ -312,8 +312,8 @@ def _fields_of(asked: soql.Condition) -> list[str]:
 
 
 def _without_header(asked: soql.Condition, header: Mapping[str, Any]) -> soql.Condition:
-    """Return the condition `asked` without comparisons of ChangeEventHeader fields. Each of them is
-    evaluated for `header`, and replaced by a comparison that is always true or always false.
+    """Return the condition *asked* without comparisons of ChangeEventHeader fields. Each of them is
+    evaluated for *header*, and replaced by a comparison that is always true or always false.
     """
     if isinstance(asked, soql.Joined):
         decided = tuple(_without_header(item, header) for item in asked.conditions)

@@ -144,7 +144,7 @@ class Plan:
         return f"{self.ctes}SELECT {self._columns} {self.source}{self.where}{self.tail}"
 
     def numbered(self, count: int) -> str:
-        """Return the SQL statement for `count` rows by their numbers, which precede the columns of
+        """Return the SQL statement for *count* rows by their numbers, which precede the columns of
         `rows`. Its parameters are `shared` and the numbers.
         """
         n = f"{table_of(self.of)}.n"

@@ -265,7 +265,7 @@ class Reading:
             user: The requesting user.
 
         Raises:
-            RecordProblem: The object or a field does not exist, `field` is not an external id, or
+            RecordProblem: The object or a field does not exist, *field* is not an external id, or
                 the value is not valid for it.
         """
         table, shown = self.table(name), self.seen(name, user)

@@ -77,7 +77,7 @@ class ResultFile:
         yield count + len(ends)
 
     def cut(self, count: int) -> None:
-        """Truncate the file to its first `count` rows."""
+        """Truncate the file to its first *count* rows."""
         for path, size in ((self._path, self._end(count)), (self._places, count * _PLACE_BYTES)):
             if path.exists():
                 os.truncate(path, size)
@@ -112,7 +112,7 @@ class ResultFile:
                     yield piece
 
     def _end(self, count: int) -> int:
-        """Return the offset in bytes at which the first `count` rows end."""
+        """Return the offset in bytes at which the first *count* rows end."""
         if not count or not self._places.exists():
             return 0
         with self._places.open("rb") as places:

@@ -124,7 +124,7 @@ class ChangeSchema:
 
 
 def change_schema(of: SObject, *, formulas: bool = False) -> ChangeSchema:
-    """Return the schema of an object's change events. With `formulas`, the schema includes custom
+    """Return the schema of an object's change events. With *formulas*, the schema includes custom
     formula fields.
     """
     rows: list[dict[str, Any]] = [

@@ -186,7 +186,7 @@ class Transaction:
         return str(found[0]["Id"]), False
 
     def delete(self, name: str, record_id: str, *, hard: bool = False) -> None:
-        """Move a record to the Recycle Bin or, with `hard`, delete it permanently.
+        """Move a record to the Recycle Bin or, with *hard*, delete it permanently.
 
         Raises:
             RecordProblem: The record does not exist.

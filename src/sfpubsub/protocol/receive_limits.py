@@ -14,7 +14,7 @@ from sfpubsub.config import FIRST_CREDIT, LARGEST_EVENT, WINDOW, Limits
 from sfpubsub.types import RawEvent
 
 
-class Appetite:
+class ReceiveLimits:
     """Computes how many more events one subscription has room for.
 
     Not thread-safe; the driver serialises all calls.

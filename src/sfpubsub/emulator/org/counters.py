@@ -50,7 +50,7 @@ class Count:
         Args:
             after: The stream's position before the response.
             positions: Positions of the events, in order: all events of the topic that follow
-                `after`, up to the last one sent.
+                *after*, up to the last one sent.
         """
         with self._lock:
             self.delivered += len(positions)
@@ -58,7 +58,7 @@ class Count:
             self._add(after, positions[-1])
 
     def _sent_before(self, positions: Sequence[int]) -> int:
-        """Return how many of `positions` (in ascending order) have already been sent. Only the sent
+        """Return how many of *positions* (in ascending order) have already been sent. Only the sent
         ranges that overlap them are examined, usually one or none.
         """
         count = 0
@@ -80,7 +80,7 @@ class Count:
         self._ends[low:high] = [end]
 
 
-class Tally:
+class Counters:
     """Counts the publications, deliveries and commits of one emulator. Thread-safe.
 
     Attributes:
