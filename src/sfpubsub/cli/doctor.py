@@ -32,7 +32,7 @@ from sfpubsub.config.settings import SECRETS
 from sfpubsub.errors import PermissionDeniedError, SchemaNotFoundError, SfPubSubError
 from sfpubsub.rest import OrgReader
 from sfpubsub.spark.ingest.members import ALL_CHANGES, ChannelMembers
-from sfpubsub.spark.mirror.rights import check_rights
+from sfpubsub.spark.mirror.rights import check_object, present_grant
 from sfpubsub.tooling import Tooling
 
 Result = Literal["ok", "warning", "failed", "skipped"]
@@ -387,7 +387,9 @@ def _check_object(report: _Report, settings: Settings, sessions: CurrentSession,
     http = HttpClient.from_settings(settings)
     check = f"object {name}"
     with report.trying(check):
-        check_rights(OrgReader(sessions, http=http, timings=_ONE_TRY), [name])
+        reader = OrgReader(sessions, http=http, timings=_ONE_TRY)
+        check_object(reader, name)
+        present_grant(reader, name)
         report.add(check, "ok", "you can see all its records")
     check = f"changes of {name}"
     channel = ALL_CHANGES.rpartition("/")[2]

@@ -35,7 +35,7 @@ from sfpubsub.spark.mirror.settings import DEFAULT_BULK_FROM, DEFAULT_PIECE_ROWS
 
 if TYPE_CHECKING:
     from sfpubsub.spark.mirror.mirror import Mirror
-    from sfpubsub.spark.mirror.settings import Deletes
+    from sfpubsub.spark.mirror.settings import By, Deletes
 
 
 @click.group("mirror")
@@ -118,6 +118,22 @@ def mirror() -> None:
     "for objects with fields that no event reports; never disables these reads.",
 )
 @click.option(
+    "--by",
+    type=click.Choice(["auto", "events", "modstamp"]),
+    default="auto",
+    show_default=True,
+    help="What tells about changes. auto: events, and the field SystemModstamp of objects whose "
+    "events the channel does not deliver; events: such objects wait; modstamp: this field alone, "
+    "without a subscription.",
+)
+@click.option(
+    "--poll",
+    type=Duration(),
+    default="5m",
+    show_default=True,
+    help="Time between reads of the changed records of objects without events.",
+)
+@click.option(
     "--overlap",
     type=Duration(),
     default="15m",
@@ -130,8 +146,8 @@ def mirror() -> None:
     type=Duration(),
     default="7d",
     show_default=True,
-    help="Time between searches for records that were purged without an event; 0 disables the "
-    "searches.",
+    help="Time between searches for records that were purged without an event, and between reads "
+    "of all records of objects without events; 0 disables both.",
 )
 @click.option(
     "--batch-seconds",
@@ -162,6 +178,8 @@ def run(
     api_calls_per_day: int | None,
     refresh_formulas: float,
     drift: float,
+    by: By,
+    poll: float,
     overlap: float,
     sweep: float,
     batch_seconds: float,
@@ -179,6 +197,10 @@ def run(
     """
     if managed is not None and topic is not None:
         raise click.UsageError("use only one of --managed and --topic")
+    if by == "modstamp" and (managed or topic):
+        raise click.UsageError("--by modstamp reads no events: leave out --managed and --topic")
+    if not poll:
+        raise click.UsageError("--poll cannot be 0: leave out objects that are not to be read")
     require_spark("sfpubsub mirror", "pandas")
     # Imported here, because these modules load pyspark and pyarrow.
     from sfpubsub.spark.mirror.mirror import Mirror
@@ -200,6 +222,8 @@ def run(
             piece_rows=piece_rows,
             refresh_formulas=refresh_formulas,
             drift=drift,
+            by=by,
+            poll=poll,
             overlap=overlap,
             sweep=sweep,
             start=start,
@@ -243,7 +267,8 @@ def run(
         with job:
             if job.job is not None:
                 watch.follow(job.stream.streams)
-                watch.status[job.stream.source].follow_objects(job.status)
+                for status in watch.status.values():
+                    status.follow_objects(job.status)
                 StepWatch().follow(job.job.engine, watch.monitor)
                 watch.monitor.follow_counts(lambda: _samples(job))
                 watch.monitor.follow_objects(job.status)

@@ -204,4 +204,5 @@ class World:
                 found[record_id] = (row["Name"], row["Phone"], address.get("City"))
         ids = found.keys() | truth.keys()
         wrong = {each: (found.get(each), truth.get(each)) for each in ids}
-        assert {each: both for each, both in wrong.items() if both[0] != both[1]} == {}
+        different = {each: both for each, both in wrong.items() if both[0] != both[1]}
+        assert not different, different

@@ -88,6 +88,18 @@ def test_deletions_are_counted_per_day():
     assert not are_too_many([], Loss(1, 0.0, 10), fail)
 
 
+def test_more_rows_of_an_object_without_events_may_be_deleted_per_day():
+    """Events do not tell which of its records were deleted: a hundred rows, or a hundredth of the
+    live rows, may be absent.
+    """
+
+    def are_parked(rows: int, live: int) -> bool:
+        return are_too_many([], Loss(1, 0.0, rows), lambda: live, has_events=False)
+
+    assert [are_parked(rows, 0) for rows in (100, 101)] == [False, True]
+    assert [are_parked(200, live) for live in (19_999, 20_000)] == [True, False]
+
+
 def test_a_mirror_survives_that_its_rights_are_withdrawn(world: World):
     """A mirror does not start without View All. If that is withdrawn later, each object waits, also
     one that a signal added, a gap is written, and no row is deleted. A restart with a new grant

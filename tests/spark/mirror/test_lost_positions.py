@@ -62,11 +62,12 @@ def test_run_once_after_80_hours_rereads_what_was_lost(world: World, kind: str, 
 
 
 def test_a_deselected_object_waits_and_is_reread(world: World):
-    """An object that is removed from the channel in mid-run waits, and says so; it is reread, and
-    again once its events are delivered again. Another process knows as much.
+    """An object that is removed from the channel in mid-run waits if only events may tell, and says
+    so; it is reread, and again once its events are delivered again. Another process knows as much.
     """
     old = world.create(3)
     world.looks = True
+    world.settings["by"] = "events"
 
     def waits() -> dict[str, str]:
         (status,) = mirror.status()

@@ -314,6 +314,13 @@ def test_row_from_a_read_alone_is_complete():
     assert not made(replace(merging, newest=replace(READ, as_of=AsOf(8, 3))))
 
 
+def periodic_reads(
+    time: Deadlines, *, refresh_formulas: float = 0.0, sweep: float = 0.0
+) -> Periodic:
+    """Return what decides which reads of objects with events are due."""
+    return Periodic(time, refresh_formulas, sweep, drift=0.0, poll=0.0, alone=frozenset())
+
+
 def test_periodic_reads_are_due_on_schedule():
     """A full read of an object is due if it was never read, has new fields, or has outdated formula
     values.
@@ -323,7 +330,7 @@ def test_periodic_reads_are_due_on_schedule():
     time = Deadlines(Now(0.0, 0.0))
     progress, periodic = (
         ObjectProgress(),
-        Periodic(time, refresh_formulas=10.0, sweep=20.0, drift=0.0),
+        periodic_reads(time, refresh_formulas=10.0, sweep=20.0),
     )
     formula = Column("Sum__c", pa.int64(), "Sum__c", "", ("Sum__c",), calculated=True)
     with_formula = Columns("Account", (*COLUMNS.columns, formula))
@@ -334,7 +341,7 @@ def test_periodic_reads_are_due_on_schedule():
 
     def is_sweep_due(at: float, of: Periodic = periodic) -> bool:
         time.now = Now(at, at)
-        return of.is_sweep_due(progress)
+        return of.is_sweep_due("Account", progress)
 
     assert reason(COLUMNS, 0.0) is Reason.ASKED
     assert not is_sweep_due(1e9)
@@ -358,7 +365,7 @@ def test_periodic_reads_are_due_on_schedule():
     periodic.end_after(5.0)
     assert reason(with_formula, 15.0) is None
     assert not is_sweep_due(25.0)
-    never = Periodic(time, refresh_formulas=0.0, sweep=0.0, drift=0.0)
+    never = periodic_reads(time)
     assert reason(with_formula, 1e9, never) is None
     assert not is_sweep_due(1e9, never)
 
@@ -376,7 +383,7 @@ def test_an_object_is_read_again_after_a_change_of_its_fields():
     """A full read is due if a field has another type or scale than in the last full read, or was
     not visible for some time since; not if fields are gone.
     """
-    periodic = Periodic(Deadlines(Now(0.0, 0.0)), refresh_formulas=0.0, sweep=0.0, drift=0.0)
+    periodic = periodic_reads(Deadlines(Now(0.0, 0.0)))
     progress = ObjectProgress(newest=READ, selected=COLUMNS.selected, filled=COLUMNS.filled)
     name, price, *others = COLUMNS.columns
     wider = replace(price, name="Price__c__decimal_18_4", type=pa.decimal128(18, 4))

@@ -17,6 +17,7 @@ from sfpubsub.spark.mirror import actions
 from sfpubsub.spark.mirror.due_reads import IDS_AT_ONCE, MOST_IDS
 from sfpubsub.spark.mirror.mailbox import Signal
 from sfpubsub.spark.mirror.schedule import EVENTS_IN_A_ROW
+from sfpubsub.spark.mirror.settings import By
 from sfpubsub.spark.records.fold import Reason
 from tests.spark.mirror.schedule_world import (
     DAY,
@@ -409,3 +410,84 @@ def test_how_often_changed_records_are_read():
     world.run(hours)
     assert isinstance(world.next(), actions.End)
     assert not changes_read(settled("Account"), hours)
+
+
+def without_events(seed: int = 1, by: By = "auto", **settings: float) -> SimulatedMirror:
+    """Return a mirror of two objects, of which the channel delivers the events of one, or none."""
+    world = SimulatedMirror(
+        seed, ["Account", "Contact"], replace(SETTINGS, by=by, sweep=DAY, **settings)
+    )
+    del world.members[event_of("Account")]
+    if by == "modstamp":
+        world.members.clear()
+    world.run(2 * MARGIN)
+    return world
+
+
+def kinds_of(world: SimulatedMirror, name: str) -> list[str]:
+    """Return the kinds of the reads of an object."""
+    return [kind for _, of, kind in world.begun if of == name]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_object_without_events_is_read_by_its_stamps(seed: int):
+    """Each change is found within an interval and the time of a read, or by the next read if the
+    response lags: across kills, and beside objects with events, which are not polled.
+    """
+    world = without_events(seed, poll=300.0)
+    for _ in range(60):
+        world.change_silently("Account")
+        world.kill_in = world.rng.randint(0, 30) if world.rng.random() < 0.1 else None
+        try:
+            world.run(world.rng.choice([1.0, 30.0, 900.0, 3600.0]))
+        except KilledError:
+            world.open()
+    world.kill_in = None
+    world.run(600.0 + 4 * MARGIN)
+    assert not any(world.silent.values())
+    assert max(world.found) <= 600.0 + 4 * MARGIN
+    assert not any("changes" in kind for kind in kinds_of(world, "Contact"))
+    assert not any(status.waits for status in world.schedule.statuses({}, {}))
+
+
+@pytest.mark.parametrize("by", ["auto", "modstamp"])
+def test_an_object_without_events_is_read_whole_from_time_to_time(by: By):
+    """No event says which records were deleted, so a comparison of ids alone is not enough."""
+    world = without_events(by=by)
+    world.run(2 * DAY + 3600.0)
+    assert kinds_of(world, "Account").count("object") == 3
+    assert "sweep" not in kinds_of(world, "Account")
+    assert "sweep" in kinds_of(world, "Contact") or by == "modstamp"
+
+
+def test_a_change_that_becomes_visible_late_is_found_within_a_day():
+    """The first read of a day begins two days earlier, so a record is found that was committed
+    longer after its stamp than the overlap allows for.
+    """
+    world = without_events()
+    world.run(DAY)
+    stamp = world.now.wall - DAY
+    world.silent["Account"].append((world.now.wall, stamp))
+    world.run(DAY + 3600.0)
+    assert not world.silent["Account"]
+
+
+def test_an_object_whose_events_begin_is_reread_and_no_longer_polled():
+    """Its events say what changes from then on. If they end again, it is polled again."""
+    world = without_events(poll=300.0)
+    world.members[event_of("Account")] = Member("new")
+    world.run(2 * 3600.0)
+    assert kinds_of(world, "Account").count("object") == 2
+    assert not changes_read(world, 3600.0)
+    del world.members[event_of("Account")]
+    world.run(2 * 3600.0)
+    assert [gap.entity for gap in world.gaps] == ["Account"]
+    assert changes_read(world, 3600.0) == pytest.approx(12, abs=1)
+
+
+def test_an_object_without_events_waits_if_only_events_may_tell():
+    """With ``events``, such an object is not polled, and says what to do."""
+    world = without_events(by="events")
+    (account, contact) = world.schedule.statuses({}, {})
+    assert (set(account.waits), contact.waits) == ({"deselected"}, {})
+    assert not changes_read(world, 3600.0)

@@ -151,7 +151,7 @@ class Ingest(ThreadedJob):
             return
         schemas = _Schemas()
         client = None
-        if any(source.kind != "channel" for source in self.sources):
+        if any(source.kind != "channel" for source in self._subscribed):
             client = opened.enter_context(self.service.client(schemas))
             self._check_names(client)
         self.sidecars: Sidecars = Sidecars(self.spark, self.table)
@@ -180,12 +180,17 @@ class Ingest(ThreadedJob):
             self.writer, max_events=settings.batch_events, max_bytes=settings.batch_bytes
         )
         streams = []
-        for source in self.sources:
+        for source in self._subscribed:
             member = shared.of(source)
             subscription = self._subscribe(source, member, client)
             opened.callback(subscription.abort)  # if it is not run
             streams.append(self._stream(source, subscription, member))
         self.streams = streams
+
+    @property
+    def _subscribed(self) -> Sequence[Source]:
+        """The sources that are subscribed to."""
+        return self.sources
 
     def _work(self) -> None:
         if self.streams:

@@ -20,6 +20,11 @@ from dataclasses import dataclass
 MOST_ROWS = 10
 MOST_SHARE = 0.001
 
+# The same for an object without events, of which every deletion that the Recycle Bin does not show
+# is an absence.
+MOST_ROWS_ALONE = 100
+MOST_SHARE_ALONE = 0.01
+
 # Window over which these rows are counted, in seconds.
 WINDOW = 24 * 3600.0
 
@@ -54,7 +59,9 @@ def kept(losses: Iterable[Loss], now: float) -> list[Loss]:
     return [each for each in losses if now - each.at < WINDOW]
 
 
-def are_too_many(losses: Iterable[Loss], new: Loss, live: Callable[[], int]) -> bool:
+def are_too_many(
+    losses: Iterable[Loss], new: Loss, live: Callable[[], int], *, has_events: bool = True
+) -> bool:
     """Return whether the rows of a step must be parked rather than deleted.
 
     Args:
@@ -62,7 +69,10 @@ def are_too_many(losses: Iterable[Loss], new: Loss, live: Callable[[], int]) -> 
         new: The rows that the step would delete.
         live: Counts the live rows of the object. Called only if it matters, because it may take
             seconds.
+        has_events: Whether events tell about changes of the object, too.
     """
+    most = MOST_ROWS if has_events else MOST_ROWS_ALONE
+    share = MOST_SHARE if has_events else MOST_SHARE_ALONE
     earlier = [each for each in kept(losses, new.at) if each.step != new.step]
     rows = new.rows + sum(each.rows for each in earlier)
-    return rows > MOST_ROWS and rows > MOST_SHARE * live()
+    return rows > most and rows > share * live()

@@ -63,6 +63,8 @@ class CheckObject(Action):
     entity: str
     with_rights: bool
     """Whether the user must be able to see all its records."""
+    with_stamps: bool
+    """Whether it must be possible to read its changed records."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ This module is pure: no Spark, no I/O, no clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -60,6 +61,8 @@ class Wanted:
     """For the kind ``ids``: the ids to read."""
     stamps_from: datetime | None = None
     """For the kind ``changes``: the lowest stamp to read."""
+    has_events: bool = True
+    """Whether events tell about changes of the object, too."""
 
 
 class Periodic:
@@ -69,15 +72,25 @@ class Periodic:
         time: The present moment.
         refresh_formulas: Interval in seconds at which objects with fields that no event reports,
             such as formulas, are reread; 0 for never.
-        sweep: Interval in seconds at which the ids in the org and the table are compared; 0 for
-            never.
+        sweep: Interval in seconds at which the ids in the org and the table are compared, and
+            objects without events are read; 0 for never.
         drift: See `MirrorSettings.drift`.
+        poll: See `MirrorSettings.poll`.
+        alone: The objects without events, as of now.
     """
 
     def __init__(
-        self, time: Deadlines, refresh_formulas: float, sweep: float, drift: float
+        self,
+        time: Deadlines,
+        refresh_formulas: float,
+        sweep: float,
+        drift: float,
+        poll: float,
+        alone: AbstractSet[str],
     ) -> None:
         self._time = time
+        self._poll = poll
+        self._alone = alone
         self._refresh_formulas = refresh_formulas
         self._sweep = sweep
         self._drift = drift
@@ -109,31 +122,39 @@ class Periodic:
             return Reason.ASKED  # a field has another type, or was not visible for some time
         if columns.unreported and self._is_due(progress.read_at, self._refresh_formulas):
             return Reason.FORMULA
+        if columns.entity in self._alone and self._is_due(progress.read_at, self._sweep):
+            return Reason.ASKED  # no event has said which records were deleted
         return None
 
-    def is_sweep_due(self, progress: ObjectProgress) -> bool:
+    def is_sweep_due(self, name: str, progress: ObjectProgress) -> bool:
         """Return whether the ids of an object are due for comparison with those in the org.
 
-        A read of the whole object counts as a comparison.
+        A read of the whole object counts as a comparison. An object without events is read as a
+        whole instead.
         """
+        if name in self._alone:
+            return False
         last = max(progress.read_at or 0.0, progress.swept_at or 0.0)
         return progress.newest is not None and self._is_due(last, self._sweep)
 
     @property
     def reads_changes(self) -> bool:
         """Whether changed records are read at all."""
-        return self._drift > 0
+        return self._drift > 0 or bool(self._alone)
 
     def are_changes_due(self, progress: ObjectProgress, columns: Columns) -> bool:
         """Return whether the records of an object that have changed are due to be read.
 
         A read of the whole object counts, too. They are never due if the object has no stamps.
+        Without events, they are always due in a run that ends, as nothing else tells what is new.
 
         Args:
             progress: What the mirror has read of the object so far.
             columns: The columns of its table.
         """
         is_read = progress.through is not None and STAMP in progress.selected
+        if columns.entity in self._alone and self._end_after < float("inf"):
+            return is_read and (progress.changes_at or 0.0) < self._end_after
         every = self._stretch * self._changes_every(columns)
         return is_read and self._is_due(progress.changes_at, every)
 
@@ -149,6 +170,8 @@ class Periodic:
         self._stretch = max(1.0, calls / (MOST_SHARE * limit))
 
     def _changes_every(self, columns: Columns) -> float:
+        if columns.entity in self._alone:
+            return self._poll
         return min(self._drift, DERIVED_EVERY) if columns.unreported else self._drift
 
     def _is_due(self, last: float | None, every: float) -> bool:

@@ -41,7 +41,7 @@ from sfpubsub.spark.mirror.mirror_state import Stored, TablesState
 from sfpubsub.spark.mirror.notes import subject_of
 from sfpubsub.spark.mirror.reading import OrgReads, Reading, ids_where
 from sfpubsub.spark.mirror.reporting import Reporting
-from sfpubsub.spark.mirror.rights import check_object, check_rights, grants_of
+from sfpubsub.spark.mirror.rights import check_object, check_stamps, grants_of, present_grant
 from sfpubsub.spark.mirror.schedule import Schedule
 from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
 from sfpubsub.spark.mirror.status import ObjectStatus
@@ -210,12 +210,15 @@ class MirrorJob:
         """Make `run` return soon, and end a read that is running. Thread-safe."""
         self._stopping.set()
 
-    def run(self, stream: Callable[[], StreamState], *, once: bool = False) -> None:
+    def run(
+        self, stream: Callable[[], StreamState], *, once: bool = False, alone: Sequence[str] = ()
+    ) -> None:
         """Run the mirror until it is stopped.
 
         Args:
             stream: Returns the state of the stream (`MirrorStream.state`), or raises its error.
             once: Whether to return when all work is done (`is_settled`).
+            alone: The objects of which it is known that the channel does not deliver their events.
 
         Raises:
             WriteError: A step failed. The next process completes it.
@@ -224,6 +227,8 @@ class MirrorJob:
                 or if the user may not see every record.
         """
         self.begin()
+        if self.settings.by == "auto":
+            self._schedule.read_without_events(alone)
         if once:
             self._schedule.end_once_settled()
         while True:
@@ -331,10 +336,12 @@ class MirrorJob:
                 self._reporting.took(note)
             case actions.Describe(name):
                 self.tables.objects[name].describe()
-            case actions.CheckObject(name, with_rights):
-                check_rights(self._reader, [name]) if with_rights else check_object(
-                    self._reader, name
-                )
+            case actions.CheckObject(name, with_rights, with_stamps):
+                check_object(self._reader, name)
+                if with_stamps:
+                    check_stamps(self._reader, name)
+                if with_rights:
+                    present_grant(self._reader, name)
             case actions.AddObject(name):
                 self._engine.add(name)
                 self.tables.add(name, self._schedule.progress(name).newest)

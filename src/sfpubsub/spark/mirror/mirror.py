@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.errors import SfPubSubError
@@ -17,7 +18,7 @@ from sfpubsub.rest import OrgReader
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.ingest.ingest import OnAcked, OnProgress, Spark, Wrap
 from sfpubsub.spark.ingest.members import ALL_CHANGES, ChannelMembers
-from sfpubsub.spark.ingest.selection import check_filters
+from sfpubsub.spark.ingest.selection import Selection, check_filters
 from sfpubsub.spark.mirror.job import MirrorJob
 from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
 from sfpubsub.spark.mirror.status import ObjectStatus
@@ -95,6 +96,7 @@ class Mirror(ThreadedJob):
             start=self.settings.start,
             batch_seconds=self.settings.batch_seconds,
             maintain=self.settings.maintain,
+            subscribes=self.settings.by != "modstamp",
             options=options,
             spark=spark,
             client=client,
@@ -103,6 +105,7 @@ class Mirror(ThreadedJob):
             wrap=wrap,
         )
         self.job: MirrorJob | None = None  # until the tables are open
+        self._selection: Callable[[], Selection]
         self._objects = list(dict.fromkeys(objects))
         self._place = place
         self._say = on_message or (lambda _: None)
@@ -149,11 +152,13 @@ class Mirror(ThreadedJob):
 
     def _open(self, opened: ExitStack) -> None:
         stream = opened.enter_context(self.stream)
-        if not stream.streams:  # stopped before they were open
+        if self._is_stopping:  # perhaps before the stream was open
             return
         sessions, http, source = stream.service.sessions, stream.service.http, stream.source
         topic = source.name if source.keeps_position else None
         self._selection = ChannelMembers(sessions, http, topic=topic, managed=source.name)
+        if not self.stream.subscribes:
+            self._selection = partial(Selection, "", {})
         self.job = opened.enter_context(
             MirrorJob(
                 stream.spark,
@@ -173,9 +178,10 @@ class Mirror(ThreadedJob):
         if self.job is None:
             return
         self.stream.begin()  # before any request to the org, whose limit of calls may be used up
-        self._check_filters()
-        self._say(f"waiting until the stream from {self.stream.source} has a start position")
-        self.job.run(self._state, once=self._once)
+        alone = self._check_selection()
+        if self.stream.subscribes:
+            self._say(f"waiting until the stream from {self.stream.source} has a start position")
+        self.job.run(self._state, once=self._once, alone=alone)
 
     def _state(self) -> StreamState:
         if self._is_stopping and self.job is not None:
@@ -189,14 +195,18 @@ class Mirror(ThreadedJob):
     def _abort(self) -> None:
         self.stream._abort()
 
-    def _check_filters(self) -> None:
+    def _check_selection(self) -> list[str]:
         """Refuse objects of which the channel delivers only some events.
 
         A channel that cannot be asked is asked again while the mirror runs.
+
+        Returns:
+            The objects whose events the channel does not deliver.
         """
         try:
             found = self._selection()
         except SfPubSubError as error:
             self._say(f"cannot check which objects are selected for {self.stream.source}: {error}")
-            return
+            return []
         check_filters(found, self._objects)
+        return [name for name in self._objects if found.whole(name) is None]

@@ -15,7 +15,7 @@ from sfpubsub.rest.scope import Scope, scope_of
 from sfpubsub.spark.mirror import actions as do
 from sfpubsub.spark.mirror.absences import Safeguards
 from sfpubsub.spark.mirror.actions import Decision
-from sfpubsub.spark.mirror.budget import Budget
+from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.deadlines import Deadlines, Now
 from sfpubsub.spark.mirror.failures import Failures, can_resume
 from sfpubsub.spark.mirror.notes import Ask, Note
@@ -32,6 +32,10 @@ from sfpubsub.spark.records.reads import AsOf, DurableState, Entry, as_of, chang
 # Seconds between checks of the raw table while the stream writes nothing: rows may be waiting for
 # their schemas, and other processes may write to the table.
 _LOOK_EVERY = 10.0
+
+# Overlap of the first read of changed records in a day of an object without events, in seconds: it
+# finds what has become visible long after its stamp.
+LONG_OVERLAP = 2 * DAY
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,14 @@ class MirrorState:
         """Those of them whose read a signal has given up. They begin no other one."""
         self.described_at: dict[str, float] = {}
         """When each object was described by this process, on the monotonic clock."""
-        self.overlap: float = settings.overlap
+        self.alone: set[str] = set()
+        """Objects without events: only their stamps tell about changes."""
+        if settings.by == "auto":
+            self.alone.update(name for name, member in stored.members.items() if member is None)
+        elif settings.by == "modstamp":
+            self.alone.update(self.objects)
+        self._has_events = settings.by != "modstamp"
+        self._overlap = settings.overlap
         self._margin = settings.margin
         self._progress = dict(stored.progress)
         self._durable: list[DurableState] = []
@@ -190,7 +201,17 @@ class MirrorState:
         through = self.progress(name).through
         if through is None:
             raise AssertionError("bug in sfpubsub: the object was never read")
-        return changed_from(datetime.fromtimestamp(through, UTC), self.overlap, self._margin)
+        is_long = name in self.alone and self._is_first_of_day(name)
+        overlap = max(self._overlap, LONG_OVERLAP) if is_long else self._overlap
+        return changed_from(datetime.fromtimestamp(through, UTC), overlap, self._margin)
+
+    def needs_stamps(self, name: str) -> bool:
+        """Return whether an object can only be mirrored if its stamps can be read."""
+        return name in self.alone or not self._has_events
+
+    def _is_first_of_day(self, name: str) -> bool:
+        at = self.progress(name).changes_at
+        return at is None or at // DAY != self.time.now.wall // DAY
 
     def as_of_now(self) -> AsOf | None:
         """Return what a read that begins now is guaranteed to contain (`reads.as_of`).

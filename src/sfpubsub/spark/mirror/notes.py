@@ -53,6 +53,8 @@ class Merge:
     """With the last piece of a read of changed records, and with `is_last`: `Marker.through`."""
     began: float | None = None
     """Set with `through`: `Marker.at`."""
+    has_events: bool = True
+    """Whether events tell about changes of the object, too."""
 
     def to_note(self) -> dict[str, Any]:
         """Convert the note to the dictionary that the step's plan stores (`StepPlan.note`)."""

@@ -73,7 +73,9 @@ class ObjectsSchedule:
         is_new = name in self._named and self._state.progress(name).merged == 0
         try:
             # Rights that were withdrawn since then are found by `RightsWatch`.
-            yield do.CheckObject(name, with_rights=is_new and state.safeguards.rights)
+            with_rights = is_new and state.safeguards.rights
+            with_stamps = is_new and state.needs_stamps(name)
+            yield do.CheckObject(name, with_rights=with_rights, with_stamps=with_stamps)
         except SfPubSubError as error:
             scope = scope_of(error)
             if scope in (Scope.OBJECT, Scope.GONE) and is_new and not error.retryable:

@@ -11,6 +11,7 @@ piece is needed.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,7 +132,8 @@ class OrgReads:
             return
         if wanted.stamps_from is not None:
             try:
-                yield from self._by_stamps(wanted.stamps_from, of, marker)
+                delay = self._delay if wanted.has_events else None
+                yield from self._by_stamps(wanted.stamps_from, of, marker, delay)
             except BaseException:
                 self.forget(of.entity)
                 raise
@@ -173,12 +175,14 @@ class OrgReads:
         """Forget which rows of an object were read: pieces with some of them were dropped."""
         self._news.pop(entity, None)
 
-    def _by_stamps(self, first: datetime, of: Reading, marker: Marker) -> Iterator[Marker]:
+    def _by_stamps(
+        self, first: datetime, of: Reading, marker: Marker, delay: float | None
+    ) -> Iterator[Marker]:
         sent = time.monotonic()
         page, last = self._changed(of, marker, first)
         begun = self._sent(sent)
-        quiet = begun - self._delay
-        marker = replace(marker, through=quiet, derived_at=self._derived_at(begun))
+        through = begun - (delay or 0.0)
+        marker = replace(marker, through=through, derived_at=self._derived_at(begun))
         if len(page) == _PAGE and self._count(of.entity, _since(first)) >= self._bulk_from:
             soql = _select(of.entity, marker.selected, _since(first))
             job = self._reader.jobs.create(soql, all_rows=True)
@@ -187,7 +191,7 @@ class OrgReads:
             yield from self._by_job(of, created)
             return
         news = self._news.setdefault(of.entity, News())
-        news.begin(first, quiet)
+        news.begin(first, math.inf if delay is None else through)
         selected = set(marker.selected)
         while not marker.is_last:
             rows: list[Mapping[str, Any]] = []

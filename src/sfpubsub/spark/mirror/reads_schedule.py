@@ -67,13 +67,14 @@ class ReadsSchedule:
         """Return the sweeps, and the reads of changed records, that are due."""
         state = self._state
         visible = [name for name in state.objects if state.is_visible(name)]
-        due = [name for name in visible if self._periodic.is_sweep_due(state.progress(name))]
+        due = [n for n in visible if self._periodic.is_sweep_due(n, state.progress(n))]
         found = [Wanted(name, "sweep") for name in due]
         self._periodic.stretch(state.tables.columns.values(), self._limit)
         for name in visible:
             columns = state.tables.columns.get(name)
             if columns and self._periodic.are_changes_due(state.progress(name), columns):
-                found.append(Wanted(name, "changes", stamps_from=state.changed_from(name)))
+                first, has_events = state.changed_from(name), name not in state.alone
+                found.append(Wanted(name, "changes", stamps_from=first, has_events=has_events))
         return found
 
     def learn_limit(self) -> Decision[bool]:
@@ -215,6 +216,7 @@ class ReadsSchedule:
             filled=marker.filled,
             through=marker.through if marker.is_last and marker.kind == "changes" else None,
             began=marker.at,
+            has_events=name not in state.alone,
         )
         if size:
             yield from state.take(merge)

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from sfpubsub.errors import ConfigurationError, PermissionDeniedError, RequestRefusedError
 from sfpubsub.rest import Grant, OrgReader
 from sfpubsub.rest.grants import missing_rights
+from sfpubsub.spark.records.described import STAMP
 
 _log = logging.getLogger("sfpubsub.spark")
 
 # Error codes of a query for objects or fields that the user may not see (REST API guide, status
 # codes).
 _HIDDEN = frozenset({"INVALID_TYPE", "INVALID_FIELD"})
+
+_SELECT = "select it for change data capture, or leave it out"
 
 
 def grants_of(reader: OrgReader, objects: Sequence[str]) -> dict[str, Grant]:
@@ -33,24 +36,24 @@ def grants_of(reader: OrgReader, objects: Sequence[str]) -> dict[str, Grant]:
         return dict.fromkeys(objects, Grant())
 
 
-def check_rights(reader: OrgReader, objects: Sequence[str]) -> None:
-    """Check that the objects can be mirrored.
-
-    Args:
-        reader: Sends requests to the org as the mirror's user.
-        objects: API names of the objects.
+def check_stamps(reader: OrgReader, name: str) -> None:
+    """Check that the changed records of an object can be read without events.
 
     Raises:
-        ConfigurationError: A name differs in case from the object's name, or the object cannot be
-            queried.
-        PermissionDeniedError: The user may not be able to see all records.
-        RequestRefusedError: An object does not exist, or the user cannot see it.
+        ConfigurationError: The object has no SystemModstamp, or cannot be queried on its own.
     """
-    for name in objects:
-        check_object(reader, name)
-    hidden = [name for name, grant in reader.grants(objects).items() if not grant]
-    if hidden:
-        raise PermissionDeniedError(missing_rights(hidden))
+    if reader.describe(name).field(STAMP) is None:
+        raise ConfigurationError(
+            f"{name} cannot be mirrored without events, because it has no field {STAMP}: {_SELECT}"
+        )
+    soql = f"SELECT Id FROM {name} ORDER BY {STAMP}, Id LIMIT 1"  # noqa: S608  # no SQL
+    try:
+        next(iter(reader.query(soql, all_rows=True)), None)
+    except RequestRefusedError as error:
+        raise ConfigurationError(
+            f"{name} cannot be mirrored without events, because the org does not list its records, "
+            f"perhaps only those of a given parent ({error}): {_SELECT}"
+        ) from error
 
 
 def check_object(reader: OrgReader, name: str) -> None:

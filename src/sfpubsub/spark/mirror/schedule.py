@@ -70,14 +70,24 @@ class Schedule:
         state = MirrorState(settings, objects, stored, now, safeguards or Safeguards())
         self._state = state
         self._periodic = Periodic(
-            state.time, settings.refresh_formulas, settings.sweep, settings.drift
+            state.time,
+            settings.refresh_formulas,
+            settings.sweep,
+            settings.drift,
+            settings.poll,
+            state.alone,
         )
         self._objects = ObjectsSchedule(state, self._periodic, named)
         self._reads = ReadsSchedule(state, self._periodic)
         self._selection: SelectionWatch | None = None
         if looks:
             self._selection = SelectionWatch(
-                stored.members, state.waiting, state.time, state.reread, self._report_gap
+                stored.members,
+                state.waiting,
+                state.time,
+                state.reread,
+                self._report_gap,
+                None if settings.by == "events" else state.alone,
             )
         self._signals = Signals(state, self._selection)
         self._events_in_a_row = 0  # steps with events since the last merge
@@ -92,6 +102,12 @@ class Schedule:
     def resume(self, name: str, markers: Sequence[Marker]) -> None:
         """Take over an object and the pieces in its read log. Call it for each at the start."""
         self._objects.resume(name, markers)
+
+    def read_without_events(self, names: Iterable[str]) -> None:
+        """Take the objects whose events the channel does not deliver, if `MirrorSettings.by` allows
+        that. Call it before `next`; later, `members_found` tells.
+        """
+        self._state.alone.update(names)
 
     def end_once_settled(self) -> None:
         """Make `next` return `End` when all work is done (`is_settled`)."""

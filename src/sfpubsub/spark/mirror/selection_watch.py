@@ -38,6 +38,8 @@ class SelectionWatch:
         time: The present moment.
         request: Requests a reread of all records of an object.
         report_gap: Stores and reports a gap, and requests the reread of its object.
+        alone: The objects that are read without events. Those whose events are not delivered are
+            added, and removed when they are delivered again. If None, such objects wait instead.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class SelectionWatch:
         time: Deadlines,
         request: Callable[[str], Decision[None]],
         report_gap: Callable[[Gap], Decision[None]],
+        alone: set[str] | None = None,
     ) -> None:
         self._known = dict(known)
         self._waiting = waiting
         self._time = time
         self._request = request
         self._report_gap = report_gap
+        self._alone = alone
         self._is_looking = False
         self._answer: Selection | SfPubSubError | None = None
         self._due = float("-inf")
@@ -132,7 +136,7 @@ class SelectionWatch:
                 yield from self._report_gap(gap)
                 yield from self._keep(entity, None)
                 finding = compared(known, entity, now)
-            elif finding is Finding.WITHHELD and entity in known and entity not in self._seen:
+            elif finding is Finding.WITHHELD and entity in known and self._misses(entity):
                 # Nothing else tells what has changed since the last process.
                 yield from self._request(entity)
             if finding is Finding.WITHHELD:
@@ -144,11 +148,15 @@ class SelectionWatch:
             elif finding is Finding.DELIVERED:
                 yield from self._keep(entity, now)
 
+    def _misses(self, entity: str) -> bool:
+        """Return whether it is not known what has changed since the last process."""
+        return self._alone is None and entity not in self._seen
+
     def forget(self, entity: str) -> Decision[None]:
         """Forget an object that is no longer mirrored."""
         self._back.pop(entity, None)
         self._seen.discard(entity)
-        self._waiting.end(entity, Why.DESELECTED)
+        self._end(entity)
         if entity in self._known:
             del self._known[entity]
             yield do.KeepMembers(dict(self._known))
@@ -172,12 +180,22 @@ class SelectionWatch:
                 # Before it counts as delivered: after a crash, it is requested again.
                 yield from self._request(entity)
                 del self._back[entity]
-                self._waiting.end(entity, Why.DESELECTED)
+                self._end(entity)
                 yield from self._keep(entity, member)
                 return True
         return False
 
+    def _end(self, entity: str) -> None:
+        self._waiting.end(entity, Why.DESELECTED)
+        if self._alone is not None:
+            self._alone.discard(entity)
+
     def _wait(self, entity: str, text: str) -> Decision[None]:
+        if self._alone is not None:
+            if entity not in self._alone or entity not in self._seen:
+                self._alone.add(entity)
+                yield do.Say(f"{entity}: no event tells about its changes, so its stamps do")
+            return
         before = self._waiting.of(entity).get(Why.DESELECTED)
         self._waiting.begin(entity, Why.DESELECTED, text)
         if before is None or before.text != text:

@@ -8,6 +8,7 @@ from typing import Literal
 from sfpubsub.spark.ingest.settings import DEFAULT_BATCH_SECONDS
 
 Deletes = Literal["mark", "remove"]
+By = Literal["auto", "events", "modstamp"]
 
 # Maximum seconds by which the org's responses lag behind its events. REST responses have been
 # observed to lag by seconds. No limit is documented, so this is a setting.
@@ -26,6 +27,8 @@ DEFAULT_PIECE_ROWS = 50_000
 DEFAULT_OVERLAP = 900.0
 
 DEFAULT_DRIFT = 3600.0
+
+DEFAULT_POLL = 300.0
 
 DEFAULT_REFRESH = 24 * 3600.0
 DEFAULT_SWEEP = 7 * 24 * 3600.0
@@ -56,10 +59,19 @@ class MirrorSettings:
     event; at most `due_reads.DERIVED_EVERY` for an object with fields that no event reports; 0 for
     never.
     """
+    by: By = "auto"
+    """What tells the mirror about changes. ``auto``: events, and for an object whose events the
+    channel does not deliver, its stamps (SystemModstamp) alone. ``events``: such an object waits.
+    ``modstamp``: the stamps alone, without a subscription.
+    """
+    poll: float = DEFAULT_POLL
+    """Interval in seconds at which the changed records of an object without events are read."""
     overlap: float = DEFAULT_OVERLAP
     """Longest time in seconds that a transaction of the org takes; see `reads.changed_from`."""
     sweep: float = DEFAULT_SWEEP
-    """Interval in seconds at which the mirror looks for purged records; 0 for never."""
+    """Interval in seconds at which the mirror looks for purged records, or reads an object without
+    events as a whole; 0 for never.
+    """
     start: Literal["latest", "earliest"] = "latest"
     """Where a new raw table begins to read a topic."""
     batch_seconds: float = DEFAULT_BATCH_SECONDS

@@ -97,7 +97,8 @@ class Signals:
             return True
         if signal.kind == "add":
             if name not in state.objects:
-                yield do.CheckObject(name, with_rights=True)
+                needs_stamps = state.needs_stamps(name)
+                yield do.CheckObject(name, with_rights=True, with_stamps=needs_stamps)
                 yield do.AddObject(name)
                 state.objects.append(name)
         elif name not in state.objects:

@@ -8,7 +8,7 @@ makes all decisions about events.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ class MirrorStream(Ingest):
         start: Position from which a new table reads a topic.
         batch_seconds: See `IngestJob`.
         maintain: See `EventWriter`.
+        subscribes: Whether to subscribe. Otherwise only the raw table is opened, and the stream is
+            always at its end.
         others: Further arguments of `Ingest`.
     """
 
@@ -51,6 +53,7 @@ class MirrorStream(Ingest):
         start: Literal["latest", "earliest"] = "latest",
         batch_seconds: float = DEFAULT_BATCH_SECONDS,
         maintain: bool = True,
+        subscribes: bool = True,
         **others: Any,
     ) -> None:
         settings = IngestSettings(
@@ -61,6 +64,7 @@ class MirrorStream(Ingest):
         )
         super().__init__([source], to=raw.address, format=raw.format, settings=settings, **others)
         self.source: Source = source
+        self.subscribes: bool = subscribes
         self._start = StartPosition.latest() if start == "latest" else StartPosition.earliest()
         self._failure: BaseException | None = None
         self._health: Health | None = None
@@ -80,6 +84,10 @@ class MirrorStream(Ingest):
         """
         if self._failure is not None:
             raise self._failure
+        if not self.subscribes:
+            return StreamState(
+                True, True, has_open_gap=False, name=self.source.name, backlog=self._backlog
+            )
         health = self._health
         if health is None:
             return StreamState(backlog=self._backlog)
@@ -106,7 +114,8 @@ class MirrorStream(Ingest):
             WriteError: The gap could not be stored.
         """
         self.sidecars.keep_gaps([gap])
-        self.streams[0].subscription.report_gap(gap)
+        for stream in self.streams:
+            stream.subscription.report_gap(gap)
 
     def _position(self, health: Health) -> ReplayId | None:
         """Return the durable position after which another process would continue.
@@ -141,6 +150,10 @@ class MirrorStream(Ingest):
             raise
         finally:
             self._orders.get()  # the mirror uses the session until it leaves the block
+
+    @property
+    def _subscribed(self) -> Sequence[Source]:
+        return self.sources if self.subscribes else ()
 
     def _replay_store(self, member: SourceWriter) -> TableReplayStore:
         return _AnchoredStore(member, self._start, lambda: self._open_gap.is_awaited)

@@ -155,7 +155,7 @@ class MirrorTables:
                 entries=about_all,
                 newest=note.newest,
                 by_id=note.kind == "ids",
-                counts_repairs=note.kind == "changes",
+                counts_repairs=note.kind == "changes" and note.has_events,
                 twice=self._safeguards.twice,
                 unread=found.columns.unread(note.filled),
             )
@@ -188,7 +188,8 @@ class MirrorTables:
         if gone and self._safeguards.limit:
             loss = Loss(number, note.at, len(gone))
             live = found.table.read().where("NOT _is_deleted").count
-            are_parked = are_too_many(self.queue.losses(note.entity), loss, live)
+            losses = self.queue.losses(note.entity)
+            are_parked = are_too_many(losses, loss, live, has_events=note.has_events)
             self.queue.keep_loss(note.entity, loss)
         if are_parked:
             cue = Cue(Reason.PARKED, None, None, note.read.as_of.ingest_seq)

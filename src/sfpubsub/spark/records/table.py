@@ -62,6 +62,13 @@ KINDS = ("current", "history")
 
 HISTORY_SUFFIX = "_history"
 
+_FROM_READ = VALIDITY.field("from_read").with_metadata(
+    {
+        "comment": "Whether a read of the org has found the version. Of an object without events, "
+        "there is at most one for each read."
+    }
+)
+
 # A row of the source is that of the same record.
 _SAME = "t.record_id = s.record_id"
 
@@ -183,7 +190,8 @@ class RecordTable:
     def _make(self, columns: Columns, schemas: list[str]) -> None:
         kept = [*_ID, *columns.schema, *FLAGS, *READ]
         if self._history is not None:
-            self._history.make(pa.schema([*kept, *VALIDITY]), {"kind": KINDS[1]}, merged=True)
+            versions = pa.schema([*kept, *VALIDITY.remove(2), _FROM_READ])
+            self._history.make(versions, {"kind": KINDS[1]}, merged=True)
         facts = {
             "kind": KINDS[0],
             "columns": columns.to_json(),
