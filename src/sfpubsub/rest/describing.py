@@ -10,6 +10,9 @@ from typing import Any
 
 from sfpubsub.errors import RemoteProtocolError
 
+# Field with the time of a record's last change, with or without an event, in whole seconds.
+STAMP = "SystemModstamp"
+
 
 @dataclass(frozen=True)
 class PicklistValue:

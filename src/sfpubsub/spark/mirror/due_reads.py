@@ -13,12 +13,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime
 
+from sfpubsub.rest.describing import STAMP
 from sfpubsub.spark.mirror.budget import DAY
 from sfpubsub.spark.mirror.deadlines import Deadlines
 from sfpubsub.spark.mirror.log import Kind
 from sfpubsub.spark.mirror.progress import ObjectProgress
 from sfpubsub.spark.records.columns import Columns
-from sfpubsub.spark.records.described import STAMP
 from sfpubsub.spark.records.fold import Reason
 from sfpubsub.spark.records.reads import AsOf, Entry, Read, heals
 

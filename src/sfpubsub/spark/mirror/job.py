@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from sfpubsub.auth.session import org_id_of
 from sfpubsub.errors import SfPubSubError, WriteError
 from sfpubsub.rest import ObjectDescription, OrgReader
+from sfpubsub.rest.describing import STAMP
 from sfpubsub.rest.scope import Scope, scope_of
 from sfpubsub.spark.formats.destination import Destination
 from sfpubsub.spark.formats.target import Target
@@ -47,7 +48,6 @@ from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
 from sfpubsub.spark.mirror.status import ObjectStatus
 from sfpubsub.spark.mirror.stream_state import StreamState
 from sfpubsub.spark.mirror.tables import MirrorTables
-from sfpubsub.spark.records.described import STAMP
 from sfpubsub.spark.records.step import Follower
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables.engine import EventTables

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sfpubsub.spark.records.described import STAMP
+from sfpubsub.rest.describing import STAMP
 from sfpubsub.spark.records.reads import Seen
 
 

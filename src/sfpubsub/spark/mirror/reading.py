@@ -23,12 +23,12 @@ import pyarrow as pa
 
 from sfpubsub.errors import ReadExpiredError, RemoteProtocolError
 from sfpubsub.rest import OrgReader, QueryJob
+from sfpubsub.rest.describing import STAMP
 from sfpubsub.spark.mirror import values
 from sfpubsub.spark.mirror.due_reads import Wanted
 from sfpubsub.spark.mirror.log import Kind, Marker, ReadLog
 from sfpubsub.spark.mirror.news import News, stamp_of
 from sfpubsub.spark.records.columns import Columns
-from sfpubsub.spark.records.described import STAMP
 from sfpubsub.spark.records.reads import AsOf
 
 # Rows per query: the maximum page size.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from sfpubsub.errors import ConfigurationError, PermissionDeniedError, RequestRefusedError
 from sfpubsub.rest import Grant, OrgReader
+from sfpubsub.rest.describing import STAMP
 from sfpubsub.rest.grants import missing_rights
-from sfpubsub.spark.records.described import STAMP
 
 _log = logging.getLogger("sfpubsub.spark")
 

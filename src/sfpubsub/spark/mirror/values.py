@@ -20,8 +20,9 @@ from pyarrow import csv
 
 from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME
 from sfpubsub.errors import RemoteProtocolError
+from sfpubsub.rest.describing import STAMP
 from sfpubsub.spark.records.columns import Columns
-from sfpubsub.spark.records.described import FIRST_DAY, LAST_DAY, STAMP, Column
+from sfpubsub.spark.records.described import FIRST_DAY, LAST_DAY, Column
 
 _log = logging.getLogger("sfpubsub.spark")
 

@@ -14,12 +14,11 @@ import pyarrow as pa
 
 from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.rest import FieldDescription, ObjectDescription
+from sfpubsub.rest.describing import STAMP
 
 # Fields to exclude, because every mirrored table already has columns for them.
 _OURS = ("Id", "IsDeleted")
 
-# The time of a record's last change, with or without an event, in whole seconds.
-STAMP = "SystemModstamp"
 
 # Fields to exclude, because no event reports them and they change constantly: with every change of
 # the record, or whenever a user views it, with a different value for each user.
