@@ -57,7 +57,7 @@ def org(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Org]:
     given = {name: os.environ.get(f"PARITY_{name}", "") for name in NAMES}
     if not any(given.values()):
         # Idle streams end soon.
-        settings = Settings(idle_close_s=1.0, first_request_s=1.0, publish_stream_idle_s=1.0)
+        settings = Settings(idle_close_s=3.0, first_request_s=3.0, publish_stream_idle_s=3.0)
         with EmulatorServer(tmp_path_factory.mktemp("parity"), settings=settings) as emulator:
             client = Client(emulator.grpc_target, emulator.metadata)
             yield Org(

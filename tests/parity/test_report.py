@@ -27,9 +27,9 @@ def org(tmp_path: Path) -> Iterator[EmulatorServer]:
     settings = Settings(
         daily_deliveries=50_000,
         retention_s=3600.0,
-        idle_close_s=2.0,
-        first_request_s=2.0,
-        publish_stream_idle_s=2.0,
+        idle_close_s=3.0,
+        first_request_s=3.0,
+        publish_stream_idle_s=3.0,
     )
     names = {"tls": True, "advertise": "localhost", "org_id": "00D5g00000XyZab"}
     with EmulatorServer(tmp_path / "org", settings=settings, **names) as found:
