@@ -41,8 +41,12 @@ NOW = time.time() // HOUR * HOUR  # old files are removed by their real age
 
 @pytest.fixture(autouse=True)
 def state(tmp_path, monkeypatch) -> Path:
-    """Use a separate state directory for this test, and return its path."""
+    """Use a separate state directory for this test, and return its path.
+
+    Each `refresh` in this process is due.
+    """
     place = tmp_path / "state" / "sfpubsub"
+    monkeypatch.setattr(status_file, "EVERY", 0.0)
     monkeypatch.setenv("SFPUBSUB_STATE_DIR", str(place))
     return place
 
@@ -111,11 +115,9 @@ def test_file_records_positions_and_times(state):
         clock.now += 5
         subscription.becomes(responses=1, delivered=2, last_position=ReplayId(b"\x07"))
         status.acked(batch_of(NOW - 60, NOW - 30, NOW - 10), 2)
-        status._due = 0.0
         status.refresh()
         clock.now += 5
         subscription.becomes(responses=2, committed=ReplayId(b"\x01"))
-        status._due = 0.0
         status.refresh()
         said = only_status(state)
         assert (said.command, said.kind, said.name, said.into) == (
@@ -130,7 +132,6 @@ def test_file_records_positions_and_times(state):
         assert said.last_message_at == NOW + 10
         assert said.is_alive()
         clock.now += 60  # neither a message nor a commit
-        status._due = 0.0
         status.refresh()
         assert only_status(state).last_message_at == only_status(state).last_commit_at == NOW + 10
     ended = only_status(state)
@@ -187,6 +188,7 @@ def test_file_is_written_at_most_once_a_second(state, monkeypatch):
 
     The end of the run always writes the file.
     """
+    monkeypatch.setattr(status_file, "EVERY", 1.0)
     written = []
     replace = status_file._replace
     monkeypatch.setattr(
@@ -251,7 +253,6 @@ def test_new_run_shows_no_values_of_the_previous_run(state):
         assert old == before  # stays until the new run has its first response
         assert (new.last_message_at, new.acked_position, new.acked_at) == (None, None, None)
         subscription.becomes(responses=1)
-        status._due = 0.0
         status.refresh()
         said = only_status(state)
         assert said.run == new.run != before.run
@@ -338,7 +339,6 @@ def test_resolved_reason_is_no_longer_shown(state):
             "another stream holds it",
         )
         subscription.becomes(state="opening", reason=None)
-        status._due = 0.0
         status.refresh()
         assert (only_status(state).state, only_status(state).reason) == ("opening", None)
 
@@ -380,7 +380,6 @@ def test_unwritable_status_file_only_logs_one_warning(tmp_path, monkeypatch, cap
     monkeypatch.setenv("SFPUBSUB_STATE_DIR", str(tmp_path / "file" / "below"))
     with keep_status(Clock(NOW)) as status:
         status.follow(Subscription())
-        status._due = 0.0
         status.refresh()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 

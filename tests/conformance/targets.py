@@ -61,8 +61,8 @@ class EmulatorTarget(Target):
     name = "emulator"
 
     def __init__(self, data_dir: Any, **settings: Any) -> None:
-        self._plan = FaultPlan()
-        self.emulator = EmulatorServer(data_dir, settings=Settings(**settings), faults=self._plan)
+        self.faults = FaultPlan()
+        self.emulator = EmulatorServer(data_dir, settings=Settings(**settings), faults=self.faults)
         self.emulator.start()
         self._ids: list[bytes] = []
 
@@ -83,11 +83,11 @@ class EmulatorTarget(Target):
         self._ids += [result.replay_id for result in self.emulator.publish(TOPIC, rows)]
 
     def plan(self, kind: str, *, times: int = 1, **params: Any) -> None:
-        self._plan.add(Fault(kind, times=times, **params))
+        self.faults.add(Fault(kind, times=times, **params))
 
     def is_consumed(self) -> bool:
         try:
-            self._plan.assert_consumed()
+            self.faults.assert_consumed()
         except AssertionError:
             return False
         return True

@@ -110,26 +110,26 @@ class Script:
     # Inputs. Each records the resulting commands and returns them.
 
     def start(self, position: StartPosition | None = None) -> list[Command]:
-        return self._did(self.protocol.start(self.now, position))
+        return self.did(self.protocol.start(self.now, position))
 
     def respond(self, response: Response, *, stream: int | None = None) -> list[Command]:
-        return self._did(
+        return self.did(
             self.protocol.response(self.stream if stream is None else stream, response, self.now)
         )
 
     def end(self, why: Failure | None = None, *, jitter: float = 0.5) -> list[Command]:
-        return self._did(self.protocol.ended(self.stream, why, self.now, jitter))
+        return self.did(self.protocol.ended(self.stream, why, self.now, jitter))
 
     def take(self) -> list[Command]:
         """Let the application read one batch."""
         batch = self.inbox.popleft()
-        return self._did(self.protocol.taken(len(batch.events), batch.size, self.now))
+        return self.did(self.protocol.taken(len(batch.events), batch.size, self.now))
 
     def ack(self, *numbers: int) -> list[Command]:
         out: list[Command] = []
         for number in numbers:
             seq = self.seqs[number]
-            out += self._did(self.protocol.acked(seq, seq, self.now))
+            out += self.did(self.protocol.acked(seq, seq, self.now))
         return out
 
     def read(self, response: Response) -> list[Command]:
@@ -139,10 +139,10 @@ class Script:
 
     def commit(self) -> tuple[int, list[Command]]:
         ticket, commands = self.protocol.commit(self.now)
-        return ticket, self._did(commands)
+        return ticket, self.did(commands)
 
     def drain(self) -> list[Command]:
-        return self._did(self.protocol.drain(self.now))
+        return self.did(self.protocol.drain(self.now))
 
     def wait(self, seconds: float, *, jitter: float = 0.5) -> list[Command]:
         """Advance the time, and call the timer whenever it is due."""
@@ -154,7 +154,7 @@ class Script:
                 self.now = until
                 return out
             self.now = max(self.now, due)
-            out += self._did(self.protocol.timer(self.now, jitter))
+            out += self.did(self.protocol.timer(self.now, jitter))
         raise AssertionError(f"the timer spins in state {self.protocol.state}")
 
     def reopen(self, *, jitter: float = 0.5) -> OpenStream:
@@ -163,7 +163,7 @@ class Script:
         (opened,) = of(OpenStream, self.wait(TIMES.backoff_max, jitter=jitter))
         return opened
 
-    def _did(self, commands: list[Command]) -> list[Command]:
+    def did(self, commands: list[Command]) -> list[Command]:
         assert self.finish is None or not commands, "a command follows Finish"
         for command in commands:
             if isinstance(command, OpenStream):

@@ -57,7 +57,7 @@ def test_batch_is_acked_and_committed_with_the_next_read() -> None:
     batch = script.inbox.popleft()
     done = (script.seqs[2], script.seqs[3])
     taken = script.protocol.taken(len(batch.events), batch.size, script.now, done=done)
-    assert positions(script._did(taken)) == [rid(3)]
+    assert positions(script.did(taken)) == [rid(3)]
 
 
 def test_credit_and_commit_share_a_request() -> None:
@@ -66,7 +66,7 @@ def test_credit_and_commit_share_a_request() -> None:
     """
     script = streaming(limits=Limits(max_unacked=10))
     script.read(events(*range(2, 12), pending=0))
-    (first,) = commits(script._did(script.protocol.acked(1, 9, script.now)))
+    (first,) = commits(script.did(script.protocol.acked(1, 9, script.now)))
     script.ack(11)
     (request,) = of(SendRequest, script.respond(answer(first)))
 

@@ -198,7 +198,7 @@ def closing() -> Script:
 def closed() -> Script:
     """Return a subscription that was aborted."""
     script = opening()
-    script._did(script.protocol.abort())
+    script.did(script.protocol.abort())
     return script
 
 
@@ -225,15 +225,15 @@ CAUSE: dict[Signal, Cause] = {
     Signal.STALLED: lambda script: script.wait(300.0),
     Signal.OVERFULL: lambda script: script.respond(events(2, 3, size=10)),
     Signal.ROOM: lambda script: script.take(),
-    Signal.RENEWED: lambda script: script._did(script.protocol.session_renewed(script.now)),
-    Signal.POSTPONED: lambda script: script._did(script.protocol.session_renewed(script.now)),
+    Signal.RENEWED: lambda script: script.did(script.protocol.session_renewed(script.now)),
+    Signal.POSTPONED: lambda script: script.did(script.protocol.session_renewed(script.now)),
     Signal.DUE: lambda script: script.wait(60.0),
     Signal.DRAIN: lambda script: script.drain(),
     Signal.SAVE: lambda script: script.drain(),
     Signal.SETTLED: lambda script: script.wait(10.0),
     Signal.ENDED: lambda script: script.end(None),
-    Signal.FATAL: lambda script: script._did(script.protocol.crashed(StreamError("a fault"))),
-    Signal.ABORT: lambda script: script._did(script.protocol.abort()),
+    Signal.FATAL: lambda script: script.did(script.protocol.crashed(StreamError("a fault"))),
+    Signal.ABORT: lambda script: script.did(script.protocol.abort()),
 }
 
 REFUSED = failure(FailureKind.POSITION_REJECTED, ReplayIdRejectedError("corrupted"))
@@ -247,13 +247,13 @@ def refused(script: Script) -> None:
 
 def fail_renewal(script: Script) -> None:
     """Make the renewal of the session fail with a retryable error."""
-    script._did(script.protocol.renewal_failed(failure(), script.now, 0.5))
+    script.did(script.protocol.renewal_failed(failure(), script.now, 0.5))
 
 
 def renewing_again() -> Script:
     """Return a subscription whose renewed session was also rejected."""
     script = renewing()
-    script._did(script.protocol.session_renewed(script.now))
+    script.did(script.protocol.session_renewed(script.now))
     script.end(failure(FailureKind.REAUTHENTICATE))
     return script
 

@@ -31,7 +31,7 @@ def test_no_deadline_before_start_and_after_close() -> None:
     script = Script()
     assert script.protocol.deadline() is None
     script.start()
-    script._did(script.protocol.abort())
+    script.did(script.protocol.abort())
 
     assert script.protocol.deadline() is None
     assert script.protocol.timer(1e9, 0.5) == []

@@ -211,7 +211,7 @@ def test_drain_waits_for_a_session_to_commit() -> None:
     script = broken(failure(FailureKind.REAUTHENTICATE))
     assert script.drain() == [Discard()]
     assert script.protocol.state is State.SAVING
-    (opened,) = script._did(script.protocol.session_renewed(script.now))
+    (opened,) = script.did(script.protocol.session_renewed(script.now))
     assert opened == OpenStream(2, 2, None)
     (request,) = commits(script.respond(events(2, 3)))
     script.respond(answer(request))
@@ -225,14 +225,14 @@ def test_drain_ends_if_no_session_is_available() -> None:
     """
     down = broken(failure(FailureKind.REAUTHENTICATE))
     down.drain()
-    down._did(down.protocol.renewal_failed(failure(), down.now, 0.5))
+    down.did(down.protocol.renewal_failed(failure(), down.now, 0.5))
     slow = broken(failure(FailureKind.REAUTHENTICATE))
     slow.drain()
     slow.wait(10.0)
     strange = broken(failure(FailureKind.REAUTHENTICATE))
     strange.drain()
     page = failure(FailureKind.TURNED_AWAY, AuthenticationError("a page in HTML"))
-    strange._did(strange.protocol.renewal_failed(page, strange.now, 0.5))
+    strange.did(strange.protocol.renewal_failed(page, strange.now, 0.5))
     for script in (down, slow, strange):
         assert script.finish is not None
         assert isinstance(script.finish.error, CommitError)
@@ -240,7 +240,7 @@ def test_drain_ends_if_no_session_is_available() -> None:
     wrong = broken(failure(FailureKind.REAUTHENTICATE))
     wrong.drain()
     refused = failure(FailureKind.STOP)
-    wrong._did(wrong.protocol.renewal_failed(refused, wrong.now, 0.5))
+    wrong.did(wrong.protocol.renewal_failed(refused, wrong.now, 0.5))
 
     assert wrong.finish == Finish(refused.error)
 
@@ -371,7 +371,7 @@ def test_abort_ends_at_once() -> None:
     script.respond(events(3))
     script.ack(2)
     ticket, _ = script.commit()
-    commands = script._did(script.protocol.abort())
+    commands = script.did(script.protocol.abort())
 
     assert commands[0] == CancelStream(1)
     assert of(Discard, commands)
@@ -385,13 +385,13 @@ def test_abort_without_a_stream_only_finishes() -> None:
     script = streaming()
     script.end(failure())
 
-    assert script._did(script.protocol.abort()) == [Discard(), Finish(None)]
+    assert script.did(script.protocol.abort()) == [Discard(), Finish(None)]
 
 
 def test_acks_after_the_end_are_ignored() -> None:
     """After the end, an ack from a late worker has no effect and raises no error."""
     script = streaming()
     script.read(events(2))
-    script._did(script.protocol.abort())
+    script.did(script.protocol.abort())
 
     assert script.ack(2) == []

@@ -24,12 +24,12 @@ EARLIEST = StartPosition.earliest()
 
 def pause(script: Script) -> list:
     """Pause the subscription; return the resulting commands."""
-    return script._did(script.protocol.pause(script.now))
+    return script.did(script.protocol.pause(script.now))
 
 
 def resume(script: Script) -> list:
     """Resume the subscription; return the resulting commands."""
-    return script._did(script.protocol.resume(script.now))
+    return script.did(script.protocol.resume(script.now))
 
 
 def test_paused_subscription_requests_no_events() -> None:
@@ -109,7 +109,7 @@ def test_redeliveries_during_a_pause_are_requested_at_once() -> None:
     assert script.protocol.health().outstanding == 0
 
     seqs = script.seqs[22], script.seqs[41]
-    assert credit(script._did(script.protocol.acked(*seqs, script.now))) == 20
+    assert credit(script.did(script.protocol.acked(*seqs, script.now))) == 20
     (request,) = commits(script.respond(events(*range(22, 42), pending=0)))
     assert request.replay_id == rid(41)
     script.respond(answer(request))
@@ -138,7 +138,7 @@ def test_error_takes_precedence_over_a_pause() -> None:
     script.respond(events(3, 4, size=10))
     pause(script)
     assert script.protocol.state is State.PAUSED
-    script._did(script.protocol.crashed(StreamError("a fault")))
+    script.did(script.protocol.crashed(StreamError("a fault")))
 
     assert script.protocol.health().reason == "a fault"
 
@@ -151,7 +151,7 @@ def test_pause_before_start_and_after_end() -> None:
     script = Script(EARLIEST)
     assert pause(script) == []
     assert script.start() == [OpenStream(1, 1, EARLIEST)]
-    script._did(script.protocol.abort())
+    script.did(script.protocol.abort())
 
     assert pause(script) == resume(script) == []
     assert script.protocol.state is State.CLOSED

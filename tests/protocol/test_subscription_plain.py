@@ -90,7 +90,7 @@ def test_start_at_latest_that_never_opened_lost_nothing(why: Failure) -> None:
     for _ in range(3):
         script.end(why)
         if script.protocol.state is State.RENEWING:
-            script._did(script.protocol.session_renewed(script.now))
+            script.did(script.protocol.session_renewed(script.now))
         script.wait(20.0)
     assert script.gaps == []
     assert script.protocol.state is State.OPENING
@@ -185,7 +185,7 @@ def test_acked_position_is_storable_after_reconnect_and_abort() -> None:
     script.read(events(2))
     script.reopen()
     script.ack(2)
-    script._did(script.protocol.abort())
+    script.did(script.protocol.abort())
 
     assert script.protocol.storable() == rid(2)
 

@@ -219,7 +219,7 @@ def test_expired_session_is_renewed_and_the_stream_reopened() -> None:
     assert script.end(failure(FailureKind.REAUTHENTICATE)) == [RenewSession()]
     assert script.protocol.state is State.RENEWING
 
-    (opened,) = script._did(script.protocol.session_renewed(script.now))
+    (opened,) = script.did(script.protocol.session_renewed(script.now))
     assert opened == OpenStream(2, 10, StartPosition.after(rid(1)))
 
 
@@ -234,7 +234,7 @@ def test_subscription_ends_after_ten_minutes_of_rejected_sessions() -> None:
     opened = 0
     while script.finish is None:
         if script.protocol.state is State.RENEWING:
-            script._did(script.protocol.session_renewed(script.now))
+            script.did(script.protocol.session_renewed(script.now))
         elif script.protocol.state is State.WAITING:
             script.wait(0.1)
         else:
@@ -255,7 +255,7 @@ def test_failing_sign_in_is_retried_like_a_connection() -> None:
     script = streaming()
     for _ in range(10):
         script.end(failure(FailureKind.REAUTHENTICATE))
-        script._did(script.protocol.renewal_failed(failure(), script.now, 0.5))
+        script.did(script.protocol.renewal_failed(failure(), script.now, 0.5))
         assert script.protocol.state is State.WAITING
         assert of(OpenStream, script.wait(60.0))
 
@@ -269,7 +269,7 @@ def test_rejected_sign_in_ends_the_subscription() -> None:
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
     refused = failure(FailureKind.STOP)
-    script._did(script.protocol.renewal_failed(refused, script.now, 0.5))
+    script.did(script.protocol.renewal_failed(refused, script.now, 0.5))
 
     assert script.finish == Finish(refused.error)
 
@@ -278,7 +278,7 @@ def test_sign_in_result_after_the_end_is_ignored() -> None:
     """A sign-in result that arrives after the end, whether success or failure, is ignored."""
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
-    script._did(script.protocol.abort())
+    script.did(script.protocol.abort())
 
     assert script.protocol.session_renewed(script.now) == []
     assert script.protocol.renewal_failed(failure(), script.now, 0.5) == []
@@ -335,7 +335,7 @@ def test_subscription_that_ends_during_an_outage_reports_nothing_more() -> None:
     """A closed subscription is not in an outage."""
     script = streaming()
     script.end(failure())
-    script._did(script.protocol.abort())
+    script.did(script.protocol.abort())
 
     assert script.protocol.down_since is None
     assert script.protocol.deadline() is None
@@ -431,7 +431,7 @@ def test_driver_crash_ends_the_subscription_once() -> None:
     """
     script = streaming()
     error = ReplayIdRejectedError("any")
-    script._did(script.protocol.crashed(error))
+    script.did(script.protocol.crashed(error))
 
     assert script.finish == Finish(error)
     assert script.protocol.crashed(error) == []
@@ -549,7 +549,7 @@ def test_gap_only_if_the_failed_stream_may_have_begun(
     script.wait(after)
     script.end(failure(kind))
     if kind is FailureKind.REAUTHENTICATE:
-        script._did(script.protocol.session_renewed(script.now))
+        script.did(script.protocol.session_renewed(script.now))
     else:
         script.wait(1.0)
     script.respond(events(7))
