@@ -244,8 +244,8 @@ class Actors:
         if name in self._stopped:
             return
         world.tell(f"an administrator stops {name}")
-        program.position_lost()
         self._change(name, "STOP")
+        program.position_lost()
         self._stopped.add(name)
         kernel.sleep(chance.choice((0.5, 30.0, 1000.0, 5 * HOUR)))
         if not self.is_over:
@@ -253,6 +253,9 @@ class Actors:
 
     def _run_again(self, name: str) -> None:
         self.world.tell(f"an administrator starts {name}")
+        for program in self.programs:
+            if program.name == name:
+                program.position_lost()
         self._change(name, "RUN")
         self._stopped.discard(name)
 

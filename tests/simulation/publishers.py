@@ -19,7 +19,7 @@ from sfpubsub.errors import (
 from sfpubsub.types import PublishResult
 from tests.simulation.oracle import Broken
 from tests.simulation.process import PATIENCE_S, Program, machine_of
-from tests.simulation.world import SENT, Login, World
+from tests.simulation.world import HOUR, SENT, Login, World
 
 BY = "005SB0000000001AAA"
 """Id of the user who publishes."""
@@ -57,10 +57,15 @@ class Publisher(Program):
     Args:
         world: The world.
         name: Unique.
+        is_calm: Whether it publishes some twenty events a day, rather than thousands.
     """
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, *, is_calm: bool = False) -> None:
         super().__init__(world, name)
+        self._pauses = (HOUR, 2 * HOUR) if is_calm else (0.1, 20.0, 600.0, 3000.0)
+        self._batches = (1,) if is_calm else (1, 3, 40, 250)
+        self._bursts = (1,) if is_calm else (1, 1, 5, 120)
+        self._end = 0.5 if is_calm else 0.05  # probability that a stream ends after a burst
         self.sent: dict[str, Sent] = {}
         self._waiting: dict[str, Sent] = {}  # without a result, of the process that runs
         self._stored: Counter[str] = Counter()  # how often an event is in the org
@@ -85,11 +90,11 @@ class Publisher(Program):
                     self.kernel.sleep(self.chance.choice((1.0, 60.0)))
                     if not error.retryable and self.chance.random() < 0.1:
                         return
-                self.kernel.sleep(self.chance.choice((0.1, 20.0, 600.0, 3000.0)))
+                self.kernel.sleep(self.chance.choice(self._pauses))
 
     def _unary(self, client: PubSubClient) -> None:
         life = self._new_publisher(ordered=True)
-        keys = [self._hand_over(life) for _ in range(self.chance.choice((1, 3, 40, 250)))]
+        keys = [self._hand_over(life) for _ in range(self.chance.choice(self._batches))]
         for key in keys:  # the timeout of an event begins shortly before it is sent
             del self._waiting[key]
         try:
@@ -125,8 +130,8 @@ class Publisher(Program):
                 kernel.failures.append((machine.name, error))
 
         with publisher:
-            while not self.leaving and chance.random() > 0.05:
-                for _ in range(chance.choice((1, 1, 5, 120))):
+            while not self.leaving and chance.random() > self._end:
+                for _ in range(chance.choice(self._bursts)):
                     key = self._hand_over(life)
                     receipt = publisher.send({"Key__c": key})
                     self.sent[key].at = kernel.now

@@ -112,7 +112,7 @@ def run(case: Case) -> Outcome:
         kernel = world.kernel
         found: list[Program] = []
         try:
-            _set_up(world, found, case.programs)
+            _set_up(world, found, case)
             acting = Actors(world, found, YEAR if case.is_year else STORM, case.acts)
             _until(world, found, case.days * DAY)
             acting.stop()
@@ -158,7 +158,9 @@ def report(outcome: Outcome) -> str:
     return "\n".join([*lines, *(f"{count:8d}  {name}" for name, count in counts)])
 
 
-def _set_up(world: World, found: list[Program], names: tuple[str, ...] | None) -> None:
+def _set_up(world: World, found: list[Program], case: Case) -> None:
+    names = case.programs
+
     def create() -> None:
         for name, kind, records in KINDS:
             if names is not None and name not in names:
@@ -173,7 +175,9 @@ def _set_up(world: World, found: list[Program], names: tuple[str, ...] | None) -
                 )
             found.append(Subscriber(world, name, kind, records=records))
         found.extend(
-            Publisher(world, name) for name in PUBLISHERS if names is None or name in names
+            Publisher(world, name, is_calm=case.is_year)
+            for name in PUBLISHERS
+            if names is None or name in names
         )
         found.extend(
             Streamer(world, name, stored=stored)

@@ -19,7 +19,7 @@ from sfpubsub.errors import (
 from sfpubsub.stores.replay_store import ReplayStore
 from sfpubsub.types import Gap, ReplayId, StartPosition
 from tests.simulation.kernel import Machine
-from tests.simulation.oracle import Broken, Reader, Skip
+from tests.simulation.oracle import GRACE_S, Broken, Reader, Skip
 from tests.simulation.process import PATIENCE_S, Program, machine_of
 from tests.simulation.world import SETTINGS, TOPIC, Login, World
 
@@ -91,7 +91,9 @@ class Subscriber(Program):
         self._subscription: Any = None  # of the last life
         self._is_new = True  # whether it is the first of its process
         self._expired = False  # whether the position had expired when it began
-        self._has_committed = False
+        self._has_committed = False  # since the position was lost
+        self._settled_at = -1e9  # when it had
+        self._is_anchored = False  # whether a position was committed when it began, or since
         if self.managed:
             world.on_commit.append(self._committed)
 
@@ -173,8 +175,8 @@ class Subscriber(Program):
                 number = self.reader.given(event.id)
                 self._take_time()
                 self.reader.finish(number, number)
-                if self.leaving:
-                    break
+                if self.leaving or self.chance.random() < 0.002:
+                    break  # perhaps within a batch
 
     def _run(self, subscription: Any) -> None:
         def handle(event: Any) -> None:
@@ -191,10 +193,16 @@ class Subscriber(Program):
             return
         self.world.tell(f"{machine.name} is told: {gap}")
         self.world.reach(f"gap: {gap.reason}")
-        is_lost = self._lost_at >= self._began[0] or self.reader.truth.expired() > 0
+        is_lost = self._is_lost or self.reader.truth.expired() > 0
         if gap.reason == "repositioned" and not is_lost:
             raise Broken(f"{machine.name} was told of a gap, but nothing had moved: {gap}")
         self.reader.told(gap.reason)
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether the org has dropped the position, and what that means may still be told."""
+        is_settled = self._has_committed and self.kernel.now - self._settled_at > GRACE_S
+        return self._lost_at >= 0 and not is_settled
 
     def _record(self, name: str) -> object:
         """What the subscription's record says, by an HTTP request."""
@@ -238,9 +246,9 @@ class Subscriber(Program):
         was_away = self._is_new and self._lost_at < self._began[1]
         if self._lost_at >= self._began[0] and (was_away or not self.records):
             return "stopped"
-        if self.kind == "latest" and self._moved_at >= self._began[0]:
+        if self.kind == "latest" and self._moved_at >= self._began[0] and self._is_lost:
             return "moved"
-        if self.kind == "latest" and self._is_new and not self._has_committed:
+        if self.kind == "latest" and not self._is_anchored:
             return "not committed yet"
         return None
 
@@ -248,20 +256,24 @@ class Subscriber(Program):
         self._began = [self._began[1], self.kernel.now]
         self._expired = False
         least = 0
+        self._is_anchored = False
         if self.managed:
             bus, record = self.world.org.bus, self.world.org.managed.get(self.name)
             committed = record.committed if record is not None else None
             if committed is not None and bus.is_alive(committed):
                 least = self.reader.truth.up_to(committed)
+                self._is_anchored = True
             elif committed is not None:
                 self._expired = True
-            elif self.kind == "latest":
+            elif self.kind == "latest" and self._is_new:
                 self.reader.forget()
         self.reader.begin(least)
 
     def _committed(self, name: str, position: int) -> None:
         if name == self.name:
-            self._has_committed = True
+            if not self._has_committed:
+                self._settled_at = self.kernel.now
+            self._has_committed = self._is_anchored = True
             self.reader.committed(position, "committed")
 
     @property

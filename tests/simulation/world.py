@@ -47,6 +47,9 @@ SETTINGS = Settings(
     state_delay_s=2.0,
     commit_answer_delay_s=1.0,
     token_lifetime_s=2 * HOUR,
+    # Not documented, and what a client must bear: events come with any response.
+    streaming_flush_anywhere=True,
+    streaming_events_on_subscribe=True,
 )
 
 
