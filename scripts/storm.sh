@@ -49,7 +49,10 @@ storm() {
 for ((number = 1; number <= storms; number++)); do
   reads=default
   if ((number % 2 == 0)); then reads=bulk; fi
-  storm "$number" --reads "$reads" --changes "${STORM_CHANGES:-5000}" --records 10000 --blows 25
+  silent=()
+  if ((number % 4 == 3)); then silent=(--silent); fi
+  storm "$number" --reads "$reads" --changes "${STORM_CHANGES:-5000}" --records 10000 --blows 25 \
+    ${silent[@]+"${silent[@]}"}
 done
 if [ "${STORM_LARGE:-1}" != 0 ]; then
   storm "$((storms + 1))" --changes 50000 --records 100000 --blows 60

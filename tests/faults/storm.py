@@ -10,6 +10,7 @@ catches up, and each table must equal the org. At no blow may a table have a row
 record was never deleted. The mirror has history tables, whose versions are compared with the rows.
 The org's records are read from the emulator's database, the tables by Spark and by another reader.
 
+With ``--silent``, a tenth of the changes has no event, and one object has none at all.
 With ``--connect``, the mirror uses a server of Spark Connect, which survives its kills; then it is
 the server that is killed, and restarted, in place of the mirror's JVM.
 """
@@ -75,6 +76,13 @@ READS = {"default": (), "bulk": ("--bulk-from", "0", "--piece-rows", "500")}
 DURING_THE_STORM = ("--refresh-formulas", "0", "--sweep", "0")
 LAST_RUN = ("--once", "--refresh-formulas", "1s", "--sweep", "1s")
 
+# In a silent storm, a tenth of the changes has no event, and one object has none at all. Only reads
+# of changed records may heal what differs: so there is no refresh, and the last run's sweep finds
+# the records that were purged.
+SILENT = ("--refresh-formulas", "0", "--drift", "2s", "--poll", "2s", "--overlap", "30s")
+SILENT_RUN = (*SILENT, "--once", "--sweep", "1s")
+SILENT_OBJECT, SILENT_EVERY = "Order__c", 10
+
 # Longest time between two faults, in seconds: twice the start time of a mirror.
 LONGEST_LIFE = 25.0
 
@@ -104,6 +112,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 BLOWS = (*KILLS, *FAULTS, *CHANGES)
 BULK_BLOWS = (*BLOWS, *JOBS)
+SILENT_BLOWS = tuple(blow for blow in BLOWS if blow != "deselect")
 
 # Faults that happen with the next changes of an object.
 CHANGE_FAULTS = ("gap", "late")
@@ -161,6 +170,7 @@ def run(
     python: str = sys.executable,
     server: ConnectServer | None = None,
     life: float = LONGEST_LIFE,
+    silent: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Run a storm, and compare the tables with the org.
@@ -182,6 +192,7 @@ def run(
         python: Python interpreter with a PySpark version that supports the format.
         server: The server of Spark Connect that the mirror uses; None for a classic session.
         life: Longest time between two faults, in seconds.
+        silent: Whether a tenth of the changes has no event; see `SILENT`.
         say: Called with a description of each fault.
 
     Raises:
@@ -189,7 +200,11 @@ def run(
     """
     began, rng = time.monotonic(), random.Random(seed)
     lake = lake or str(directory / "lake")
-    settings = Settings(rest_lag_s=REST_LAG, overflow_changes=OVERFLOW, keepalive_s=1.0)
+    settings = Settings(
+        rest_lag_s=REST_LAG,
+        overflow_changes=OVERFLOW,
+        keepalive_s=1.0,
+    )
     emulator = EmulatorServer(directory / "org", seed=seed_of(directory), settings=settings)
     with emulator:
         writer = Writer(emulator, seed, pace=life * (len(blows) + 1) / max(changes, 1) / 4)
@@ -201,6 +216,8 @@ def run(
             if blow in CHANGES:
                 writer.plan(changes * number // (len(blows) + 1), partial(org.begin, blow))
                 writer.plan(changes * (2 * number + 1) // (2 * len(blows) + 2), org.end)
+        if silent:
+            _be_silent(emulator, writer, changes)
         wrongly: dict[str, set[str]] = {}
 
         def check() -> None:
@@ -212,7 +229,8 @@ def run(
 
         place = ["--to", lake, "--format", format_, *access]
         options = (*SOURCES[source], *READS[reads])
-        mirror = _Mirror(directory, emulator, place, options, python, server)
+        runs = (SILENT, SILENT_RUN) if silent else (DURING_THE_STORM, LAST_RUN)
+        mirror = _Mirror(directory, emulator, place, options, python, server, runs)
         writer.start()
         try:
             for number, blow in enumerate(blows, start=1):
@@ -245,6 +263,8 @@ def run(
             wrongly_deleted={name: sorted(ids)[:10] for name, ids in wrongly.items()},
             missed=missed(blows, emulator, happened),
         )  # fmt: skip
+        if silent and not happened["lose_event"]:
+            report.missed.append("lose_event")
         truth = truth_of(emulator)
     for name, wanted in truth.items():
         for reader, read in readers.items():
@@ -255,6 +275,15 @@ def run(
             text = f"{len(found_flaws)} flaws, such as {found_flaws[:3]}"
             report.wrong[f"history of {name}"] = text
     return report
+
+
+def _be_silent(emulator: EmulatorServer, writer: Writer, changes: int) -> None:
+    """Let a tenth of the changes have no event, and all changes of one object."""
+    channels, event = emulator.event_channels, event_of(SILENT_OBJECT)
+    (member,) = [one for one in channels.members("ChangeEvents") if one.entity == event]
+    channels.remove(member.member_id)
+    for number in range(0, changes, SILENT_EVERY):
+        writer.plan(number, partial(emulator.faults.add, Fault("lose_event")))
 
 
 def _has_moved(emulator: EmulatorServer) -> bool:
@@ -326,7 +355,9 @@ class _Mirror:
         options: Sequence[str],
         python: str,
         server: ConnectServer | None,
+        runs: tuple[Sequence[str], Sequence[str]],
     ) -> None:
+        self._during, self._last = runs
         self._log = directory / "mirror.log"
         self._python = python
         self._server = server
@@ -341,7 +372,7 @@ class _Mirror:
         self._place = place
         self._command = ["sfpubsub", "mirror", "run", *OBJECTS, *place]
         self._command += [*options, *OPTIONS]
-        self._start(*DURING_THE_STORM)
+        self._start(*self._during)
 
     def run_for(self, seconds: float) -> None:
         """Let the mirror run for *seconds*; raise an error if it exits before that."""
@@ -378,7 +409,7 @@ class _Mirror:
             os.killpg(pid, signal.SIGKILL)
             self._end_java(pid)
         self._job.process.communicate()
-        self._start(*DURING_THE_STORM)
+        self._start(*self._during)
 
     def _end_java(self, pid: int) -> bool:
         """Kill the mirror's JVM, or restart its server. Return whether it has one."""
@@ -410,7 +441,7 @@ class _Mirror:
         return job.process.returncode == 0
 
     def _run_once(self) -> None:
-        self._start(*LAST_RUN)
+        self._start(*self._last)
         try:
             output, _ = self._job.process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
@@ -459,6 +490,7 @@ def main() -> None:
     parser.add_argument("--format", choices=["delta", "iceberg"], default="delta")
     parser.add_argument("--store", choices=["files", "s3"], default="files")
     parser.add_argument("--connect", action="store_true", help="not with --store s3")
+    parser.add_argument("--silent", action="store_true", help="a tenth of the changes: no event")
     parser.add_argument("--source", choices=sorted(SOURCES), default="topic")
     parser.add_argument("--reads", choices=sorted(READS), default="default")
     parser.add_argument("--changes", type=int, default=5_000)
@@ -473,7 +505,8 @@ def main() -> None:
     print(f"seed {options.seed}", file=sys.stderr, flush=True)
     rng = random.Random(options.seed)
     among = options.among.split(",") if options.among else None
-    among = among or (BULK_BLOWS if options.reads == "bulk" else BLOWS)
+    kinds = SILENT_BLOWS if options.silent else BLOWS
+    among = among or (BULK_BLOWS if options.reads == "bulk" and not options.silent else kinds)
     # Exit normally on SIGTERM, so that child processes are ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     with ExitStack() as stack:
@@ -501,6 +534,7 @@ def main() -> None:
             source=options.source,
             reads=options.reads,
             server=server,
+            silent=options.silent,
             say=lambda text: print(text, file=sys.stderr, flush=True),
         )
     print(json.dumps({**vars(report), "ok": report.ok}))

@@ -155,9 +155,9 @@ class Writer(threading.Thread):
 
     def plan(self, changes: int, act: Callable[[], None]) -> None:
         """Do something in the writer's thread once it has made this number of changes, so that the
-        seed determines between which changes it happens. Plan in ascending order, before `start`.
+        seed determines between which changes it happens. Plan before `start`.
         """
-        self._acts.append((changes, act))
+        self._acts = deque(sorted([*self._acts, (changes, act)], key=lambda each: each[0]))
 
     def learn(self, name: str) -> None:
         """Set the fields that an object has by now from here on."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from sfpubsub.cli import mirror_tools
+from sfpubsub.cli import mirror_plan, mirror_tools
 from sfpubsub.cli.live import echo
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.params import Duration, ManagedName, Seconds, TableLocation, Topic
@@ -31,7 +31,7 @@ from sfpubsub.monitoring.registry import Sample
 from sfpubsub.monitoring.text import counted, span
 from sfpubsub.spark.ingest.members import ALL_CHANGES
 from sfpubsub.spark.ingest.settings import DEFAULT_BATCH_SECONDS
-from sfpubsub.spark.mirror.settings import DEFAULT_BULK_FROM, DEFAULT_PIECE_ROWS
+from sfpubsub.spark.mirror.settings import DEFAULT_PIECE_ROWS
 
 if TYPE_CHECKING:
     from sfpubsub.spark.mirror.mirror import Mirror
@@ -80,14 +80,6 @@ def mirror() -> None:
     help="What to do with the row of a deleted record: mark it as deleted, or remove it.",
 )
 @click.option(
-    "--bulk-from",
-    type=click.IntRange(min=0),
-    metavar="N",
-    default=DEFAULT_BULK_FROM,
-    show_default=True,
-    help="Use the Bulk API for objects with at least N records.",
-)
-@click.option(
     "--piece-rows",
     type=click.IntRange(min=1),
     metavar="N",
@@ -101,38 +93,7 @@ def mirror() -> None:
     metavar="N",
     help="Maximum number of API calls in 24 hours.  [default: no limit]",
 )
-@click.option(
-    "--refresh-formulas",
-    type=Duration(),
-    default="24h",
-    show_default=True,
-    help="Time between rereads of objects with fields that no event reports, such as formulas; 0 "
-    "disables these rereads.",
-)
-@click.option(
-    "--drift",
-    type=Duration(),
-    default="1h",
-    show_default=True,
-    help="Time between reads of the records that have changed, also without an event; at most 5m "
-    "for objects with fields that no event reports; never disables these reads.",
-)
-@click.option(
-    "--by",
-    type=click.Choice(["auto", "events", "modstamp"]),
-    default="auto",
-    show_default=True,
-    help="What tells about changes. auto: events, and the field SystemModstamp of objects whose "
-    "events the channel does not deliver; events: such objects wait; modstamp: this field alone, "
-    "without a subscription.",
-)
-@click.option(
-    "--poll",
-    type=Duration(),
-    default="5m",
-    show_default=True,
-    help="Time between reads of the changed records of objects without events.",
-)
+@mirror_tools.intervals_options
 @click.option(
     "--overlap",
     type=Duration(),
@@ -140,14 +101,6 @@ def mirror() -> None:
     show_default=True,
     help="Longest time that a transaction of the org takes: such a read begins that much before "
     "the last one.",
-)
-@click.option(
-    "--sweep",
-    type=Duration(),
-    default="7d",
-    show_default=True,
-    help="Time between searches for records that were purged without an event, and between reads "
-    "of all records of objects without events; 0 disables both.",
 )
 @click.option(
     "--batch-seconds",
@@ -312,3 +265,4 @@ def _samples(job: Mirror) -> list[Sample]:
 
 mirror.add_command(mirror_tools.signal)
 mirror.add_command(mirror_tools.verify)
+mirror.add_command(mirror_plan.plan)

@@ -7,22 +7,22 @@ with the org.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from sfpubsub.cli.main import FAILED
-from sfpubsub.cli.params import Seconds, TableLocation
+from sfpubsub.cli.params import Duration, Seconds, TableLocation
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.spark_options import require_spark, spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.monitoring.text import counted
 from sfpubsub.spark.formats import TARGET_FORMATS
-from sfpubsub.spark.mirror.settings import DEFAULT_MARGIN
+from sfpubsub.spark.mirror.settings import DEFAULT_BULK_FROM, DEFAULT_MARGIN
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +55,67 @@ margin_option = click.option(
     show_default=True,
     help="Maximum time, in seconds, from an event until reads from the org include its change.",
 )
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+_INTERVALS = [
+    click.option(
+        "--by",
+        type=click.Choice(["auto", "events", "modstamp"]),
+        default="auto",
+        show_default=True,
+        help="What tells about changes. auto: events, and the field SystemModstamp of objects "
+        "whose events the channel does not deliver; events: such objects wait; modstamp: this "
+        "field alone, without a subscription.",
+    ),
+    click.option(
+        "--bulk-from",
+        type=click.IntRange(min=0),
+        metavar="N",
+        default=DEFAULT_BULK_FROM,
+        show_default=True,
+        help="Use the Bulk API for objects with at least N records.",
+    ),
+    click.option(
+        "--refresh-formulas",
+        type=Duration(),
+        default="24h",
+        show_default=True,
+        help="Time between rereads of objects with fields that no event reports, such as "
+        "formulas; 0 disables these rereads.",
+    ),
+    click.option(
+        "--drift",
+        type=Duration(),
+        default="1h",
+        show_default=True,
+        help="Time between reads of the records that have changed, also without an event; at "
+        "most 5m for objects with fields that no event reports; never disables these reads.",
+    ),
+    click.option(
+        "--poll",
+        type=Duration(),
+        default="5m",
+        show_default=True,
+        help="Time between reads of the changed records of objects without events.",
+    ),
+    click.option(
+        "--sweep",
+        type=Duration(),
+        default="7d",
+        show_default=True,
+        help="Time between searches for records that were purged without an event, and between "
+        "reads of all records of objects without events; 0 disables both.",
+    ),
+]
+
+
+def intervals_options(command: Command) -> Command:
+    """Add the options on which it depends how many API calls a mirror makes."""
+    for add in reversed(_INTERVALS):
+        command = add(command)
+    return command
 
 
 @click.command("signal")

@@ -102,6 +102,8 @@ class SimulatedMirror:
         self.said: list[str] = []
         self.limit = 100_000
         """Number of API calls that the org allows in 24 hours."""
+        self.most_pieces = 3
+        """Largest number of pieces of a read, of which each takes an API call."""
         self.has_derived = False
         """Whether the objects have fields that no event reports."""
         self.silent: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -453,7 +455,7 @@ class SimulatedMirror:
         if action.last is None:
             self.log[name] = [each for each in self.log[name] if each.piece > action.merged]
             number = self.pieces[name] + 1
-        pieces = 1 if action.wanted.kind == "ids" else self.rng.randint(1, 3)
+        pieces = 1 if action.wanted.kind == "ids" else self.rng.randint(1, self.most_pieces)
         self.running = Reading(now, action, pieces, number, self.now.wall)
         self.asked_from[name, number] = action.wanted.stamps_from
 

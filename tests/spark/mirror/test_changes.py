@@ -85,7 +85,7 @@ def test_many_changed_records_are_read(world: World, monkeypatch: pytest.MonkeyP
         world.settle(mirror)
         for n, way in enumerate(("pages", "long", "bulk")):
             if way == "long":
-                monkeypatch.setattr(reading, "_LONGEST_QUERY", 60)
+                monkeypatch.setattr(reading, "LONGEST_QUERY", 60)
             if way == "bulk":
                 mirror._reads._bulk_from = 5
             world.emulator.faults.add(

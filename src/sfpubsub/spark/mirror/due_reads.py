@@ -165,14 +165,15 @@ class Periodic:
             objects: The columns of each object.
             limit: Number of API calls that the org allows in 24 hours.
         """
-        every = [self._changes_every(columns) for columns in objects]
-        calls = sum(_CALLS * DAY / each for each in every if each)
-        self._stretch = max(1.0, calls / (MOST_SHARE * limit))
+        self._stretch = stretch_of([self._changes_every(columns) for columns in objects], limit)
 
     def _changes_every(self, columns: Columns) -> float:
-        if columns.entity in self._alone:
-            return self._poll
-        return min(self._drift, DERIVED_EVERY) if columns.unreported else self._drift
+        return changes_every(
+            self._drift,
+            self._poll,
+            is_alone=columns.entity in self._alone,
+            has_derived=bool(columns.unreported),
+        )
 
     def _is_due(self, last: float | None, every: float) -> bool:
         if not every:
@@ -183,6 +184,31 @@ class Periodic:
             return False
         # A time in the future is that of a wrong clock.
         return last > self._time.now.wall or self._time.is_past_wall(last + every)
+
+
+def changes_every(drift: float, poll: float, *, is_alone: bool, has_derived: bool) -> float:
+    """Return the interval in seconds between reads of changed records; 0 for never.
+
+    Args:
+        drift: See `MirrorSettings.drift`.
+        poll: See `MirrorSettings.poll`.
+        is_alone: Whether the object has no events.
+        has_derived: Whether it has fields that no event reports.
+    """
+    if is_alone:
+        return poll
+    return min(drift, DERIVED_EVERY) if has_derived else drift
+
+
+def stretch_of(intervals: Iterable[float], limit: int) -> float:
+    """Return the factor by which the intervals grow to fit the org's limit of API calls.
+
+    Args:
+        intervals: Interval of each object, in seconds; 0 for never.
+        limit: Number of API calls that the org allows in 24 hours.
+    """
+    calls = sum(_CALLS * DAY / each for each in intervals if each)
+    return max(1.0, calls / (MOST_SHARE * limit))
 
 
 class Rounds:

@@ -36,7 +36,7 @@ _PAGE = 2000
 
 # Length of a query above which an object is read in bulk: a request's URL is limited to 16,384
 # bytes (Salesforce documentation), and encoding makes it longer.
-_LONGEST_QUERY = 8000
+LONGEST_QUERY = 8000
 
 # Ids, and names of fields, in one query for records by id: 2,300 and at most 4,400 characters.
 _IDS_PER_QUERY, _FIELDS_PER_QUERY = 100, 100
@@ -143,7 +143,7 @@ class OrgReads:
         through = self._sent(sent)
         derived_at = self._derived_at(through)
         marker = replace(marker, total=total, through=through, derived_at=derived_at)
-        if (marker.total or 0) < self._bulk_from and len(_query(of, marker)) < _LONGEST_QUERY:
+        if (marker.total or 0) < self._bulk_from and len(_query(of, marker)) < LONGEST_QUERY:
             yield from self._by_queries(of, marker)
             return
         job = self._reader.jobs.create(_query(of, marker), all_rows=True)
@@ -230,7 +230,7 @@ class OrgReads:
             where = f" WHERE {STAMP} > {stamp} OR {tie}"
         order = f"{where} ORDER BY {STAMP}, Id LIMIT {_PAGE}"
         soql = _select(of.entity, marker.selected, order)
-        if len(soql) < _LONGEST_QUERY:
+        if len(soql) < LONGEST_QUERY:
             page = _page(self._reader, soql)
             return page, page[-1] if page else None
         keys = _page(self._reader, _select(of.entity, ("Id", STAMP), order))
