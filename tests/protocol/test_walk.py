@@ -116,6 +116,7 @@ class Walk:
         self.gaps = 0
         self.moves_before = self.service.moves
         self.finish: Finish | None = None
+        self.singles = 0  # requests for single events since fewer than max_unacked were kept
         self.gap_allowed = self.kind == "latest" and self.stored is None
         durable = self.service.committed
         if not self.managed:
@@ -129,6 +130,12 @@ class Walk:
         self.opened_at = self.now
         self.execute(self.protocol.start(self.now))
 
+    @property
+    def held_positions(self) -> int:
+        """Number of positions that are kept."""
+        ledger = self.protocol._ledger
+        return ledger.open_events + (ledger.done_events if self.managed else 0)
+
     def execute(self, commands: list[Command]) -> None:
         """Execute the protocol's commands, as a driver does, and check them against the rules."""
         assert self.finish is None or not commands
@@ -137,6 +144,7 @@ class Walk:
             if isinstance(command, OpenStream):
                 self.open(command)
             elif isinstance(command, SendRequest):
+                self.singles += command.num_requested == 1
                 # Each event has one byte. A single one is the reserve. Draining keeps no events.
                 if command.num_requested > 1 and self.protocol.state is State.STREAMING:
                     health = self.protocol.health()
@@ -175,11 +183,13 @@ class Walk:
             elif isinstance(command, Finish):
                 self.finish = command
                 assert not self.tickets, "a caller of commit() was not settled"
-        # 100 more were in flight, or were redeliveries that turned out to be new, and the events
-        # that keep a stream open come on top.
-        held = self.protocol._ledger.open_events
-        held += self.protocol._ledger.done_events if self.managed else 0
-        assert held <= self.limits.max_unacked + 150, "more positions are kept than max_unacked"
+        # 100 more were in flight, or were redeliveries that turned out to be new, and the single
+        # events that keep a stream open come on top.
+        held = self.held_positions
+        if held < self.limits.max_unacked:
+            self.singles = 0
+        most = self.limits.max_unacked + 100 + self.singles
+        assert held <= most, "more positions are kept than max_unacked"
         state = self.protocol.state
         assert state in WITHOUT_ALARM or self.protocol.deadline() is not None, state
         if state is State.PAUSED:
@@ -440,9 +450,9 @@ class Walk:
         self.service.most_refusals = 0.0
         if self.protocol.state in {State.SAVING, State.DRAINING, State.CLOSING, State.CLOSED}:
             self.crash()
-        for count in range(600):  # with few events at a time, each after a commit
-            if count > 60 and self.frontier == len(self.service.log):
-                break
+        idle = 0  # rounds in which no event was delivered
+        while idle < 60:
+            before = self.frontier
             self.reject = False
             self.renew = False
             if self.protocol.state is State.RENEWING:
@@ -457,6 +467,7 @@ class Walk:
             if self.finish is not None:
                 self.check_finish()
                 self.crash()
+            idle = idle + 1 if self.frontier == before else 0
         self.flush()
         while self.queue or self.held:
             self.take()
