@@ -86,7 +86,7 @@ def continued(
 ) -> tuple[Version, ...]:
     """Return the versions of a record after an outcome."""
     for record in outcome.versions:
-        start = start_of(record, before, read)
+        start = start_of(record, outcome, before, read)
         if versions:
             times = [each for each in (versions[-1].start, start) if each is not None]
             versions = (*versions[:-1], replace(versions[-1], end=max(times)))

@@ -24,6 +24,7 @@ from sfpubsub.spark.records.merging import (
     merge_row,
 )
 from sfpubsub.spark.records.reads import AsOf, DurableState, Entry, Read, Row, heals
+from sfpubsub.spark.records.rows import start_of
 from tests.spark.records import job_model, mirror_model
 from tests.spark.records.job_model import STALENESS, healed_by_object
 from tests.spark.records.mirror_model import DivergedError, MirrorMachine
@@ -631,6 +632,23 @@ def test_a_row_never_replaces_one_with_a_later_stamp():
     same = merge_row(FIELDS, X, newer, read(6), stamped("gone", 9, is_deleted=True), [], [])
     assert same.mirrored is not None
     assert same.mirrored.record.is_deleted
+
+
+def test_a_version_that_a_read_finds_begins_when_the_record_changed():
+    """A change without an event has the row's stamp, not the time of the event before it, from
+    which the earlier version was valid. No version begins before the one that it follows.
+    """
+    first = known("1", 1)
+    found = merge_row(FIELDS, X, first, read(5), stamped("2", 8), [], [])
+    (version,) = found.versions
+    assert start_of(version, found, first, read(5)) == time_of(8)
+    formula = replace(stamped("2", 8), values=("2", None, None, None, "formula"))
+    again = merge_row(FIELDS, X, found.mirrored, read(6), formula, [], [])
+    (version,) = again.versions
+    assert start_of(version, again, found.mirrored, read(6)) == time_of(8)
+    after = apply_changes(FIELDS, X, again.mirrored, [update(10, "3")], [])
+    (version,) = after.versions
+    assert start_of(version, after, again.mirrored, None) == time_of(10)
 
 
 def test_an_event_that_overtakes_a_change_without_one_queues_a_read():

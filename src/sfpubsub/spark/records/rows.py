@@ -359,7 +359,7 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
         closed, version = CLOSED, VERSION
         if outcome.by_absence:
             closed, version = GONE_CLOSED, GONE_VERSION
-        starts = [start_of(each, known.mirrored, known.read) for each in outcome.versions]
+        starts = [start_of(each, outcome, known.mirrored, known.read) for each in outcome.versions]
         if known.mirrored is not None or merging.removes:
             yield (*nulls, None, starts[0], None, closed)
         ends = [*starts[1:], None]
@@ -376,16 +376,29 @@ _NO_FLAGS = (None,) * len(FLAGS)
 _NO_READ = (None,) * len(READ)
 
 
-def start_of(version: Record, before: Mirrored | None, read: Read | None) -> datetime | None:
+def start_of(
+    version: Record, outcome: Outcome, before: Mirrored | None, read: Read | None
+) -> datetime | None:
     """Return the time from which a version is valid; None if it is not known.
 
-    It is the time of a commit (`Outcome.versions`). If a read has found the version before the
-    object had any event, it is the time of the response; but that of the first version is not
-    known.
+    It is the time of the newest commit, or the stamp of the newest row that a read returned,
+    whichever is later. If neither tells, because the object had no event yet and the stamp has not
+    moved, it is the time of the response. That of the first version is not known without an event.
+
+    Args:
+        version: One of `Outcome.versions`.
+        outcome: The result of a merge.
+        before: The state known so far.
+        read: The read that was merged; None if events were applied.
     """
-    if version.commit_timestamp is None and before is not None and read is not None:
+    if before is None:
+        return version.commit_timestamp
+    stamp = None if outcome.mirrored is None else outcome.mirrored.stamp
+    times = [each for each in (version.commit_timestamp, stamp) if each is not None]
+    has_moved = stamp is not None and (before.stamp is None or before.stamp < stamp)
+    if read is not None and version.commit_timestamp is None and not has_moved:
         return read.until
-    return version.commit_timestamp
+    return max(times, default=None)
 
 
 def _row_of(record_id: str, mirrored: Mirrored) -> tuple[Any, ...]:
