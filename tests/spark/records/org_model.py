@@ -239,8 +239,11 @@ class Org:
         self.send("UNDELETE", record_id, **self._whole(record_id, state))
 
     def purge(self, record_id: str) -> None:
-        """Delete a record permanently, without an event."""
-        if record_id in self.ids():
+        """Delete a record permanently, without an event.
+
+        Only a sweep tells, unless events or a read told before that it was deleted.
+        """
+        if record_id in self.ids() or record_id in self.drifted:
             self.silent.add(record_id)
         self.put(record_id, None)
 

@@ -190,8 +190,9 @@ def test_the_mirror_diverges_if_any_part_of_the_rule_is_removed(
     machine, patches = WITHOUT[part]
     for module, name, instead in patches:
         monkeypatch.setattr(module, name, instead)
+    bounded = settings(BOUNDED, stateful_step_count=60) if part == RARE else BOUNDED
     with pytest.raises(DivergedError):
-        run_state_machine_as_test(machine, settings=BOUNDED)
+        run_state_machine_as_test(machine, settings=bounded)
 
 
 # Single properties of the rule, in a few steps each.
