@@ -61,7 +61,7 @@ def test_a_record_that_changes_before_it_is_retrieved_hides_no_other(
 ):
     """The next page begins after the key of the last record, not after the state retrieved."""
     monkeypatch.setattr(reading, "_PAGE", 10)
-    monkeypatch.setattr(reading, "_LONGEST_QUERY", 60)  # so records are retrieved by id
+    monkeypatch.setattr(reading, "LONGEST_QUERY", 60)  # so records are retrieved by id
     org = Org(35)
     reads = OrgReads(org, margin=10, bulk_from=1000, piece_rows=1000, stop=lambda: None)
     marker, of = Marker(0, "changes", AsOf(0), selected=SELECTED), SimpleNamespace(entity="Account")

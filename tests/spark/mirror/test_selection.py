@@ -158,9 +158,9 @@ def test_a_removed_object_is_forgotten():
     org.look()
     org.members["AccountChangeEvent"] = Member("2")
     org.look()
-    org.fault_effects(org.watch.forget("Account"))
+    org.carry_out(org.watch.forget("Account"))
     org.now += SETTLING
-    assert not org.fault_effects(org.watch.advance([], NAME, None))
+    assert not org.carry_out(org.watch.advance([], NAME, None))
     assert (org.asked, org.waits, org.stored) == ([], None, {})
 
 
